@@ -1,0 +1,42 @@
+"""One row of a step, before packing: what the runner knows of a request that the device needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuronserve.neuron_worker.device.base import Int32, Want
+
+_NO_UNIFORMS: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Filled by the runner's state. Arrays are views, read during packing only."""
+
+    tokens: Int32  # [n], this step's tokens; more than one in a decode row: the last token and its drafts
+    position: int  # of the first of them
+    blocks: Int32  # cache blocks in order
+    is_decode: bool
+    want: Want
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniforms: tuple[float, ...] = _NO_UNIFORMS  # one per token, where the device samples at random
+    targets: Int32 | None = None  # [n], for prompt log-probabilities; None: not wanted
+    prompt_logprobs: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def context(self) -> int:
+        """Positions the row reaches, its own tokens included."""
+        return self.position + self.length
+
+
+def int32(values: list[int]) -> Int32:
+    return np.asarray(values, dtype=np.int32)

@@ -1,0 +1,78 @@
+"""The operations a model graph is written in, so that one text of the graph serves every way of running it.
+
+`decoder.py` calls these verbs; `torch_ops.py` answers them with tensors (the reference, and what a chip's
+compiler traces); `cpu/native_ops.py` answers them by recording a static program for the C kernels.
+A value `V` is opaque to the graph. The token axis is the step's: decode tokens first, then prefill tokens.
+
+Knows no checkpoint names, no shapes of a plan, no scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+V = TypeVar("V")
+
+Activation = Literal["silu_gate", "gelu_gate", "gelu", "gelu_tanh"]
+"""`*_gate`: the weight's rows are the gate's then the up's; the result is act(gate) * up, half as wide."""
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """One layer's attention. `qkv` values are [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q, k, v."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None  # a token attends to itself and the window - 1 positions before it
+
+
+@dataclass(frozen=True)
+class NormWeight:
+    kind: Literal["rms", "layer"]
+    epsilon: float
+    weight: Any  # float32 [width]
+    bias: Any | None = None  # float32 [width]
+
+
+@dataclass(frozen=True)
+class LinearWeight:
+    """`packed` is the executor's own form; float32 or narrower values, or int8 with a float32 scale per row."""
+
+    in_features: int
+    out_features: int
+    packed: Any
+    bias: Any | None = None  # float32 [out_features]
+
+
+class Ops(Protocol[V]):
+    def embed(self, table: Any, position_table: Any | None = None) -> V:
+        """Rows of `table` for the step's token ids, plus rows of `position_table` for their positions. [T, hidden]"""
+
+    def norm(self, x: V, weight: NormWeight) -> V:
+        """RMS or layer norm over the last axis, in float32."""
+
+    def linear(
+        self, x: V, weight: LinearWeight, *, activation: Activation | None = None, residual: V | None = None
+    ) -> V:
+        """act(x @ W.T + bias) + residual; float32 accumulation. [T, out] (half of it for a gate)"""
+
+    def head_norm(self, qkv: V, form: AttentionForm, query: NormWeight, key: NormWeight) -> V:
+        """RMS norm of each query and key head on its own (Qwen3); values pass."""
+
+    def rope(self, qkv: V, form: AttentionForm, table: Any) -> V:
+        """Rotate query and key heads, the two halves of a head being the pairs. `table` [positions, head_dim]:
+        cosines of the head_dim / 2 frequencies, then sines."""
+
+    def attend(self, qkv: V, layer: int, form: AttentionForm) -> V:
+        """Write keys and values of the step's tokens to the cache of `layer`, then causal attention over each row's
+        blocks up to the token's own position. [T, num_heads * head_dim]"""
+
+    def select(self, x: V) -> V:
+        """The rows that need logits: every decode token, the last token of each prompt. [N, hidden]"""
+
+    def finish(self, x: V, hidden: V, norm: NormWeight, head: LinearWeight) -> None:
+        """Final norm and head of the selected rows `x`, and what each row wants of it: a sampled token or its logits.
+        `hidden` [T, hidden], before the final norm, serves the scores of prompt tokens."""
