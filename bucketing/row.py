@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from neuronserve.neuron_worker.device.base import Int32, Want
 
 _NO_UNIFORMS: tuple[float, ...] = ()

@@ -11,8 +11,8 @@ Knows no vLLM, no request ids, no text, no policy of who is scheduled. Imports n
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -133,9 +133,7 @@ class DeviceOutput:
     """What one step gives back. Arrays belong to the device and are valid until its next `run`."""
 
     tokens: Int32  # [N, W], -1 where no token was wanted; a prompt's token is in column 0
-    logits: Float32 | None = (
-        None  # [M, vocabulary]: rows with Want.LOGITS in order, each giving `length` rows
-    )
+    logits: Float32 | None = None  # [M, vocabulary]: rows with Want.LOGITS in order, each giving `length` rows
     # (a decode row one per real token, a prompt one)
     prompt_scores: PromptScores | None = None
     drafts: Int32 | None = None  # [N, k], the loaded draft's proposal for the next step
