@@ -9,10 +9,16 @@ Knows no checkpoint names, no shapes of a plan, no scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 V = TypeVar("V")
+
+FloatType = Literal["float32", "float16", "bfloat16"]
 
 Activation = Literal["silu_gate", "gelu_gate", "gelu", "gelu_tanh"]
 """`*_gate`: the weight's rows are the gate's then the up's; the result is act(gate) * up, half as wide."""
@@ -45,6 +51,57 @@ class LinearWeight:
     out_features: int
     packed: Any
     bias: Any | None = None  # float32 [out_features]
+
+
+class Matrix(Protocol):
+    """A checkpoint's matrix [rows, columns], not yet read. `weights.py` makes them; a packer reads them piecewise."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> FloatType:
+        """As stored in the checkpoint."""
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        """Rows `start` to `stop` as a new C-contiguous float32 array. A few rows at a time keep the peak low."""
+
+    def mapped(self) -> NDArray[Any] | None:
+        """The stored values without a copy, read-only: float32, float16, or bfloat16's bits as uint16.
+        None where the file holds the matrix transposed or unaligned."""
+
+
+class Packer(Protocol):
+    """Turns a checkpoint's tensors into an executor's own weights. Called once per weight, in the order of the layers;
+    at most one matrix beside what is already packed should be in memory at a time."""
+
+    def linear(
+        self,
+        parts: Sequence[Matrix],
+        bias: NDArray[np.float32] | None = None,
+        *,
+        quantize: bool = False,
+        gate: bool = False,
+    ) -> LinearWeight:
+        """The `parts` [out, in] stacked by rows. `bias` is as long as all rows together. `quantize`: int8 per row.
+        `gate`: two parts of one size, the gate's rows and the up's, to be used with a `*_gate` activation."""
+
+    def norm(
+        self,
+        kind: Literal["rms", "layer"],
+        epsilon: float,
+        weight: NDArray[np.float32],
+        bias: NDArray[np.float32] | None = None,
+    ) -> NormWeight: ...
+
+    def table(self, matrix: Matrix) -> Any:
+        """A look-up table for `Ops.embed`: exact in the model's type, never int8. A tied head is packed apart."""
+
+    def rope_table(self, table: NDArray[np.float32]) -> Any:
+        """For `Ops.rope`; [positions, head_dim], cosines then sines."""
 
 
 class Ops(Protocol[V]):
