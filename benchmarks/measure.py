@@ -1,0 +1,174 @@
+"""One engine in one process, measured on command: JSON lines in, JSON lines out.
+
+Runs in our environment or a peer's, so it imports nothing of ours. Commands:
+
+    {"do": "decode", "streams": 8, "temperature": 0.0}   tokens 17-128 of 128, after 32-token prompts
+    {"do": "prefill", "tokens": 512}                     one prompt of that length, one token out
+    {"do": "facts"}                                      memory, counters
+
+Prompts are random ids from a fixed seed, so that every engine gets the same ones and none shares a prefix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import sys
+import time
+from typing import Any, Protocol
+
+PROMPT, FIRST, LAST = 32, 16, 128  # tokens 17 to 128 are timed
+
+
+class Engine(Protocol):
+    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
+        """(tokens, seconds) of the timed part."""
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Seconds until the first token."""
+
+    def facts(self) -> dict[str, Any]: ...
+
+
+class Vllm:
+    """vLLM's engine stepped by hand in this process: ours, or vLLM's own CPU build."""
+
+    def __init__(self, model: str, dtype: str, quantization: str | None, extra: dict[str, Any]) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import LLM
+
+        begin = time.perf_counter()
+        arguments = dict(extra, enable_prefix_caching=False, disable_log_stats=True)
+        if quantization:
+            arguments["quantization"] = quantization
+        self.llm = LLM(model=model, dtype=dtype, max_model_len=1024, max_num_seqs=16, **arguments)
+        self.start_seconds = time.perf_counter() - begin
+        self.count = 0
+
+    def _add(self, prompt: list[int], max_tokens: int, temperature: float) -> None:
+        from vllm import SamplingParams
+
+        top_p = 0.95 if temperature else 1.0
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, ignore_eos=True, detokenize=False
+        )
+        self.count += 1
+        self.llm.llm_engine.add_request(str(self.count), {"prompt_token_ids": prompt}, params)
+
+    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
+        engine = self.llm.llm_engine
+        for prompt in prompts:
+            self._add(prompt, LAST, temperature)
+        begin, before, seen = 0.0, 0, dict[str, int]()
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = time.perf_counter()
+            seen.update((output.request_id, len(output.outputs[0].token_ids)) for output in outputs)
+            if not begin and len(seen) == len(prompts) and min(seen.values()) >= FIRST:
+                begin, before = now, sum(seen.values())
+        return sum(seen.values()) - before, now - begin
+
+    def prefill(self, prompt: list[int]) -> float:
+        engine = self.llm.llm_engine
+        begin = time.perf_counter()
+        self._add(prompt, 1, 0.0)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return time.perf_counter() - begin
+
+    def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"start_seconds": self.start_seconds}
+        try:
+            (counters,) = self.llm.collective_rpc("neuronserve_metrics")
+        except Exception:
+            return found
+        return found | {"counters": counters}
+
+
+class Transformers:
+    """Hugging Face transformers, eager, a static batch with its own dynamic cache."""
+
+    def __init__(self, model: str, dtype: str, quantization: str | None, extra: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if quantization:
+            raise SystemExit("transformers: no int8 weights here")
+        begin = time.perf_counter()
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        self.start_seconds = time.perf_counter() - begin
+
+    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
+        torch = self.torch
+        ids, cache, begin = torch.tensor(prompts), None, 0.0
+        with torch.inference_mode():
+            for step in range(LAST):
+                out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache, logits = out.past_key_values, out.logits[:, -1]
+                ids = self._choose(logits, temperature)
+                if step == FIRST - 1:
+                    begin = time.perf_counter()
+        return (LAST - FIRST) * len(prompts), time.perf_counter() - begin
+
+    def _choose(self, logits: Any, temperature: float) -> Any:
+        if not temperature:
+            return logits.argmax(-1, keepdim=True)
+        torch = self.torch
+        ordered, order = (logits / temperature).softmax(-1).sort(descending=True)
+        ordered[ordered.cumsum(-1) - ordered > 0.95] = 0
+        return order.gather(1, torch.multinomial(ordered, 1))
+
+    def prefill(self, prompt: list[int]) -> float:
+        begin = time.perf_counter()
+        with self.torch.inference_mode():
+            self.model(input_ids=self.torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
+        return time.perf_counter() - begin
+
+    def facts(self) -> dict[str, Any]:
+        return {"start_seconds": self.start_seconds}
+
+
+def anonymous_mib() -> float:
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+def answer(engine: Engine, command: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    def prompt(n: int) -> list[int]:
+        return [rng.randrange(1000, 40000) for _ in range(n)]
+
+    if command["do"] == "decode":
+        tokens, seconds = engine.decode([prompt(PROMPT) for _ in range(command["streams"])], command["temperature"])
+        return {"tokens_per_second": tokens / seconds}
+    if command["do"] == "prefill":
+        return {"tokens_per_second": command["tokens"] / engine.prefill(prompt(command["tokens"]))}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"peak_mib": peak, "anonymous_mib": anonymous_mib(), **engine.facts()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=["vllm", "transformers"], required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization")
+    parser.add_argument("--extra", type=json.loads, default={})
+    arguments = parser.parse_args()
+    # Engines print as they please; our lines keep a channel of their own.
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    make = {"vllm": Vllm, "transformers": Transformers}[arguments.engine]
+    engine = make(arguments.model, arguments.dtype, arguments.quantization, arguments.extra)
+    print(json.dumps({"ready": True}), file=channel)
+    for line in sys.stdin:
+        command = json.loads(line)
+        print(json.dumps(answer(engine, command, random.Random(command.get("seed", 0)))), file=channel)
+
+
+if __name__ == "__main__":
+    main()
