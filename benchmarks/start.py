@@ -1,4 +1,4 @@
-"""How long a server takes to be ready, beside the same server on the `arithmetic` device, which loads and computes nothing.
+"""How long a server takes to be ready, beside the same server on the `arithmetic` device, which computes nothing.
 
     python benchmarks/start.py [--rounds 3] [--model DIR]
 
