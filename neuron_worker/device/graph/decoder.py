@@ -1,0 +1,156 @@
+"""The decoder: one text for every architecture, from a specification and a checkpoint to a step's tokens.
+
+`build_model` hands the checkpoint's tensors to a packer, layer by layer; `decode_step` is the graph, in the verbs of
+`ops.py`. Knows no executor, no batch and no file format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import DeviceOptions
+from ..errors import DoesNotFit, UnsupportedModel
+from .names import NAMES, TensorNames
+from .ops import AttentionForm, LinearWeight, NormWeight, Ops, Packer, V
+from .rope import rope_table
+from .spec import ModelSpec
+from .weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention_norm: NormWeight
+    qkv: LinearWeight
+    head_norms: tuple[NormWeight, NormWeight] | None  # of queries, of keys
+    form: AttentionForm
+    output: LinearWeight
+    mlp_norm: NormWeight
+    up: LinearWeight  # with its gate, where there is one
+    down: LinearWeight
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights in an executor's own form. Filled by `build_model`."""
+
+    spec: ModelSpec
+    embedding: Any
+    positions: Any | None  # a learned table
+    rope: Any | None  # or rotary positions
+    layers: tuple[Layer, ...]
+    norm: NormWeight
+    head: LinearWeight
+
+
+def decode_step(ops: Ops[V], model: Model) -> None:
+    """One step of the batch that `ops` holds. Its results are in `ops` afterwards."""
+    x = ops.embed(model.embedding, model.positions)  # [tokens, hidden]
+    for index, layer in enumerate(model.layers):
+        qkv = ops.linear(ops.norm(x, layer.attention_norm), layer.qkv)
+        if layer.head_norms is not None:
+            qkv = ops.head_norm(qkv, layer.form, *layer.head_norms)
+        if model.rope is not None:
+            qkv = ops.rope(qkv, layer.form, model.rope)
+        attended = ops.attend(qkv, index, layer.form)  # [tokens, heads * head_dim]
+        x = ops.linear(attended, layer.output, residual=x)
+        inner = ops.linear(ops.norm(x, layer.mlp_norm), layer.up, activation=model.spec.activation)
+        x = ops.linear(inner, layer.down, residual=x)
+    ops.finish(ops.select(x), x, model.norm, model.head)
+
+
+def build_model(spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, options: DeviceOptions) -> Model:
+    """Reads and packs every tensor once. The checkpoint may be closed afterwards."""
+    if options.quantization not in (None, "int8"):
+        raise UnsupportedModel(f"quantization is {options.quantization!r}; supported is int8")
+    if spec.rope is None and options.max_model_len > spec.max_positions:
+        raise DoesNotFit(
+            f"max_model_len is {options.max_model_len}, but {spec.architecture} here has learned positions for "
+            f"{spec.max_positions} tokens; use --max-model-len {spec.max_positions} or less"
+        )
+    return _Builder(spec, checkpoint, packer, options).model()
+
+
+class _Builder:
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, options: DeviceOptions) -> None:
+        self.spec = spec
+        self.names: TensorNames = NAMES[spec.family]
+        self.checkpoint = checkpoint
+        self.packer = packer
+        self.quantize = options.quantization == "int8"
+        self.quantize_head = self.quantize and options.quantize_head
+        self.num_positions = options.max_model_len
+
+    def model(self) -> Model:
+        spec, names = self.spec, self.names
+        embedding = self.checkpoint.matrix(names.embedding + ".weight", (spec.vocab_size, spec.hidden_size))
+        head = embedding
+        if not spec.tied_head:
+            head = self.checkpoint.matrix(names.head + ".weight", (spec.vocab_size, spec.hidden_size))
+        return Model(
+            spec=spec,
+            embedding=self.packer.table(embedding),
+            positions=self.positions(),
+            rope=self.rope(),
+            layers=tuple(self.layer(index) for index in range(spec.num_layers)),
+            norm=self.norm(names.norm, spec.hidden_size),
+            head=self.packer.linear([head], quantize=self.quantize_head),
+        )
+
+    def layer(self, index: int) -> Layer:
+        spec, names = self.spec, self.names
+        at = names.layer.format(index)
+        qkv_rows = (spec.query_size, spec.kv_size, spec.kv_size) if len(names.qkv) == 3 else (spec.qkv_size,)
+        up_rows = (spec.intermediate_size,) * len(names.up)
+        head_norms = None
+        if spec.head_norm:
+            head_norms = self.norm(at + names.query_norm, spec.head_dim), self.norm(at + names.key_norm, spec.head_dim)
+        return Layer(
+            attention_norm=self.norm(at + names.attention_norm, spec.hidden_size),
+            qkv=self.linear([at + name for name in names.qkv], qkv_rows, spec.hidden_size, spec.qkv_bias),
+            head_norms=head_norms,
+            form=self.form(index),
+            output=self.linear([at + names.output], (spec.hidden_size,), spec.query_size, spec.output_bias),
+            mlp_norm=self.norm(at + names.mlp_norm, spec.hidden_size),
+            up=self.linear([at + name for name in names.up], up_rows, spec.hidden_size, spec.mlp_bias, spec.is_gated),
+            down=self.linear([at + names.down], (spec.hidden_size,), spec.intermediate_size, spec.mlp_bias),
+        )
+
+    def form(self, index: int) -> AttentionForm:
+        spec = self.spec
+        return AttentionForm(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.attention_scales[index], spec.windows[index]
+        )
+
+    def linear(
+        self, names: list[str], rows: tuple[int, ...], columns: int, has_bias: bool, gate: bool = False
+    ) -> LinearWeight:
+        transposed = self.names.transposed
+        parts = [
+            self.checkpoint.matrix(name + ".weight", (count, columns), transposed=transposed)
+            for name, count in zip(names, rows, strict=True)
+        ]
+        bias: NDArray[np.float32] | None = None
+        if has_bias:
+            vectors = [self.checkpoint.vector(name + ".bias", n) for name, n in zip(names, rows, strict=True)]
+            bias = np.concatenate(vectors)
+        return self.packer.linear(parts, bias, quantize=self.quantize, gate=gate)
+
+    def norm(self, name: str, size: int) -> NormWeight:
+        weight = self.checkpoint.vector(name + ".weight", size)
+        bias = self.checkpoint.vector(name + ".bias", size) if self.spec.norm == "layer" else None
+        return self.packer.norm(self.spec.norm, self.spec.epsilon, weight, bias)
+
+    def positions(self) -> Any | None:
+        if self.spec.rope is not None:
+            return None
+        shape = (self.spec.max_positions, self.spec.hidden_size)
+        return self.packer.table(self.checkpoint.matrix(self.names.positions + ".weight", shape))
+
+    def rope(self) -> Any | None:
+        if self.spec.rope is None:
+            return None
+        return self.packer.rope_table(rope_table(self.spec.rope, self.spec.head_dim, self.num_positions))

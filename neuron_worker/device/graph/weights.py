@@ -1,0 +1,159 @@
+"""A checkpoint's tensors by name, read piecewise: one safetensors file, or shards listed by an index.
+
+What comes out is a `Matrix` (still on disk) or a float32 vector; a packer decides what stays in memory.
+Knows names and files; which names a model has is in `names.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LoadError
+from .ops import FloatType, Matrix
+from .safetensors import SafetensorsFile, TensorEntry
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class StoredMatrix:
+    """A matrix in its file, row by row."""
+
+    def __init__(self, file: SafetensorsFile, entry: TensorEntry) -> None:
+        self._file = file
+        self._entry = entry
+
+    @property
+    def name(self) -> str:
+        return self._entry.name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self._entry.shape
+        return rows, columns
+
+    @property
+    def dtype(self) -> FloatType:
+        return self._entry.dtype
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        rows, columns = self.shape
+        stop = rows if stop is None else min(stop, rows)
+        return self._file.read(self._entry, start * columns, (stop - start) * columns).reshape(-1, columns)
+
+    def mapped(self) -> NDArray[Any] | None:
+        return self._file.mapped(self._entry)
+
+
+class TransposedMatrix(StoredMatrix):
+    """A matrix whose file holds its columns as rows (GPT-2's)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        columns, rows = self._entry.shape
+        return rows, columns
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        rows, columns = self.shape
+        stop = rows if stop is None else min(stop, rows)
+        piece = np.empty((stop - start, columns), dtype=np.float32)
+        for column in range(columns):
+            piece[:, column] = self._file.read(self._entry, column * rows + start, stop - start)
+        return piece
+
+    def mapped(self) -> NDArray[Any] | None:
+        return None
+
+
+class Checkpoint:
+    """The safetensors of a directory. A context manager: what was not packed by the end is not to be read.
+
+    A base model's checkpoint lacks the `prefix` of its names ("model.", "transformer."); both forms are found.
+    """
+
+    def __init__(self, model_dir: str | Path, prefix: str = "") -> None:
+        self.directory = Path(model_dir)
+        self._prefix = prefix
+        self._files: dict[str, SafetensorsFile] = {}
+        self._source, self._file_of = self._catalogue()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False) -> Matrix:
+        """[out, in] of `shape`. `transposed`: the file holds [in, out]."""
+        file, entry = self._find(name, shape[::-1] if transposed else shape)
+        return TransposedMatrix(file, entry) if transposed else StoredMatrix(file, entry)
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        file, entry = self._find(name, (size,))
+        return file.read(entry, 0, size)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, TensorEntry]:
+        stored = name if name in self._file_of else name.removeprefix(self._prefix)
+        if stored not in self._file_of:
+            raise LoadError(
+                f"tensor {name} of shape {list(shape)} is missing in {self._source}; "
+                "config.json and weights do not belong together, or the download is incomplete"
+            )
+        file = self._open(self._file_of[stored])
+        if stored not in file.names:
+            raise LoadError(
+                f"tensor {stored} is not in {file.path}, although {self._source} says so; download it again"
+            )
+        entry = file.entry(stored)
+        if entry.shape != shape:
+            raise LoadError(
+                f"tensor {stored} in {file.path} has shape {list(entry.shape)}, config.json makes it {list(shape)}; "
+                "config.json and weights do not belong together"
+            )
+        return file, entry
+
+    def _open(self, file_name: str) -> SafetensorsFile:
+        if file_name not in self._files:
+            self._files[file_name] = SafetensorsFile(self.directory / file_name)
+        return self._files[file_name]
+
+    def _catalogue(self) -> tuple[Path, dict[str, str]]:
+        """Where the list of tensors is, and the file of each."""
+        single, index = self.directory / _SINGLE, self.directory / _INDEX
+        if single.is_file():
+            return single, dict.fromkeys(self._open(_SINGLE).names, _SINGLE)
+        if index.is_file():
+            return index, _weight_map(index)
+        raise LoadError(self._without_safetensors())
+
+    def _without_safetensors(self) -> str:
+        missing = f"{self.directory} has neither {_SINGLE} nor {_INDEX}"
+        if any(self.directory.glob("pytorch_model*.bin*")):
+            return (
+                f"{missing}, only pytorch_model.bin, which can run code when it is read; convert it once with "
+                "AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory)"
+            )
+        return f"{missing}; download the model's safetensors files"
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        file_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        well_formed = all(Path(file).name == file for file in file_of.values())  # beside the index, nowhere else
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{index} has no readable weight_map ({error}); download it again") from error
+    if not well_formed:
+        raise LoadError(f"{index} names files outside its own directory; download it again")
+    return dict(file_of)
