@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from neuronserve.neuron_worker.device.base import Int32, Want
+
+from .shape import StepDemand
 
 _NO_UNIFORMS: tuple[float, ...] = ()
 
@@ -39,3 +42,17 @@ class Row:
 
 def int32(values: list[int]) -> Int32:
     return np.asarray(values, dtype=np.int32)
+
+
+def demand_of(rows: Sequence[Row]) -> StepDemand:
+    """What a call must hold to compute these rows."""
+    num_decode = width = prefill = context = 0
+    for row in rows:
+        length = len(row.tokens)
+        if row.is_decode:
+            num_decode += 1
+            width = max(width, length)
+        else:
+            prefill += length
+        context = max(context, row.position + length)
+    return StepDemand(num_decode, max(width, 1), prefill, context)

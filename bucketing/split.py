@@ -1,0 +1,42 @@
+"""One step's rows in calls that a compiled shape can hold each.
+
+Most steps are one call. A device that cannot mix gets its decode rows and its prompts apart; prompts that
+together exceed the largest prefill part, or the prompts a call may hold, follow in further calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .plan import Plan
+from .row import Row, demand_of
+
+
+def split(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
+    """Calls in order, rows of a call in the order given. A row that fits nowhere is left for `choose` to refuse."""
+    prompts = [row for row in rows if not row.is_decode]
+    if len(prompts) <= plan.prompts_per_call and plan.covers(demand_of(rows)):
+        return [rows]
+    decodes = [row for row in rows if row.is_decode]
+    calls: list[Sequence[Row]] = [
+        decodes[start : start + plan.max_decode_rows] for start in range(0, len(decodes), plan.max_decode_rows)
+    ]
+    groups = list(_prompt_groups(prompts, plan))
+    if plan.mixes and len(calls) == 1 and groups:
+        joined = [*calls[0], *groups[0]]
+        if plan.covers(demand_of(joined)):
+            calls, groups = [joined], groups[1:]
+    return [*calls, *groups]
+
+
+def _prompt_groups(prompts: Sequence[Row], plan: Plan) -> Iterator[list[Row]]:
+    group: list[Row] = []
+    tokens = 0
+    for row in prompts:
+        if group and (tokens + row.length > plan.max_prefill_tokens or len(group) == plan.prompts_per_call):
+            yield group
+            group, tokens = [], 0
+        group.append(row)
+        tokens += row.length
+    if group:
+        yield group
