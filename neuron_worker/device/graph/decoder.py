@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..errors import DoesNotFit, UnsupportedModel
 from .names import NAMES, TensorNames
 from .ops import AttentionForm, LinearWeight, NormWeight, Ops, Packer, V
 from .rope import rope_table
-from .spec import ModelSpec
+from .spec import ModelSpec, read_spec
 from .weights import Checkpoint
 
 
@@ -60,6 +61,13 @@ def decode_step(ops: Ops[V], model: Model) -> None:
         inner = ops.linear(ops.norm(x, layer.mlp_norm), layer.up, activation=model.spec.activation)
         x = ops.linear(inner, layer.down, residual=x)
     ops.finish(ops.select(x), x, model.norm, model.head)
+
+
+def load_model(model_dir: str | Path, options: DeviceOptions, packer: Packer) -> Model:
+    """The model of a local Hugging Face directory, packed."""
+    spec = read_spec(model_dir)
+    with Checkpoint(model_dir, NAMES[spec.family].prefix) as checkpoint:
+        return build_model(spec, checkpoint, packer, options)
 
 
 def build_model(spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, options: DeviceOptions) -> Model:
