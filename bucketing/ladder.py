@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .errors import BadBuckets, DoesNotFit
 
@@ -24,7 +25,7 @@ class Ladder:
     what: str = "tokens"
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
+        rising = all(a < b for a, b in pairwise(self.sizes))
         if not self.sizes or self.sizes[0] < 1 or not rising:
             raise BadBuckets(f"not a ladder: {self.sizes}; give positive sizes in rising order")
 
