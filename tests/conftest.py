@@ -1,0 +1,33 @@
+"""What the whole suite shares: the `--full` switch and the demo model's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="full counts, and the tests marked `full`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason="runs with --full (make test-full)"))
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether the full counts are asked for; a test with a fixed subset reads it."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The demo model's Hugging Face directory, converted once into the user's cache."""
+    from neuronserve.server.demo_model import demo_model
+
+    return demo_model()
