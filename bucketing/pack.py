@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+
 from neuronserve.neuron_worker.device.base import (
     SCRATCH_BLOCK,
     DecodePart,

@@ -13,7 +13,6 @@ from neuronserve.neuron_worker.device.base import StepShape
 from .ladder import Ladder
 from .memory import (
     MemoryFacts,
-    MemoryUse,
     cores_for_weights,
     kv_bytes_per_token,
     largest_batch,
@@ -139,10 +138,10 @@ def _memory(plan: Plan, facts: MemoryFacts) -> list[str]:
         f"  scratch  {_gib(use.scratch)}",
         f"  total    {_gib(use.total)}  of {_gib(use.limit).strip()}: {'fits' if use.fits else 'does not fit'}",
     ]
-    return lines if use.fits else [*lines, *_folded("  ", _remedy(facts, use, batch, length))]
+    return lines if use.fits else [*lines, *_folded("  ", _remedy(facts, batch, length))]
 
 
-def _remedy(facts: MemoryFacts, use: MemoryUse, batch: int, length: int) -> str:
+def _remedy(facts: MemoryFacts, batch: int, length: int) -> str:
     fewer, shorter = largest_batch(facts, length), largest_length(facts, batch)
     choices = []
     if fewer:
@@ -151,12 +150,11 @@ def _remedy(facts: MemoryFacts, use: MemoryUse, batch: int, length: int) -> str:
         choices.append(f"--max-model-len {shorter} at {batch} sequences")
     if choices:
         return f"largest that fits: {', or '.join(choices)}"
-    if use.weights + use.scratch < use.limit:
-        return f"largest that fits: 1 sequence of {largest_length(facts, 1)} tokens"
-    cores = cores_for_weights(facts)
-    if not cores:
-        return "scratch memory alone is more than a core has; use smaller buckets or fewer sequences"
-    return f"the weights alone do not fit: use more than {max(cores - 1, facts.cores)} cores, or int8 weights"
+    if alone := largest_length(facts, 1):
+        return f"largest that fits: 1 sequence of {alone} tokens"
+    if cores := cores_for_weights(facts):
+        return f"the weights alone do not fit: at least {cores} cores, or int8 weights"
+    return "scratch memory alone is more than a core has: smaller buckets or fewer sequences"
 
 
 def _gib(size: int) -> str:

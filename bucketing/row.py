@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from neuronserve.neuron_worker.device.base import Int32, Want
 
 from .shape import StepDemand

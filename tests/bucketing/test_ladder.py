@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from neuronserve.bucketing import ladder
 from neuronserve.bucketing.errors import BadBuckets, DoesNotFit
 from neuronserve.bucketing.ladder import Ladder

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from neuronserve.bucketing.errors import DoesNotFit
 from neuronserve.bucketing.pack import StepPacker, places, unpack
 from neuronserve.bucketing.row import Row, demand_of, int32

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from neuronserve.bucketing.errors import BadBuckets, BucketError, DoesNotFit, TooManyShapes
 from neuronserve.bucketing.plan import MAX_GRAPHS, Plan, PlanRequest, cost, make_plan
 from neuronserve.bucketing.shape import StepDemand, holds

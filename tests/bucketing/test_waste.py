@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from neuronserve.bucketing.shape import StepDemand
 from neuronserve.bucketing.waste import PaddingCounters
 from neuronserve.neuron_worker.device.base import StepShape
