@@ -44,6 +44,8 @@ class Process:
         command = [str(interpreter(peer)), str(HERE / "measure.py"), "--engine", peer.engine, "--model", model]
         if entry.quantization:
             command += ["--quantization", entry.quantization]
+        if peer.extra:
+            command += ["--extra", json.dumps(peer.extra)]
         log = open(Path(os.environ.get("TMPDIR", "/tmp")) / f"bench-{entry.label.replace(' ', '-')}.log", "w")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1

