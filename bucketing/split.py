@@ -13,7 +13,9 @@ from .row import Row, demand_of
 
 
 def split(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
-    """Calls in order, rows of a call in the order given. A row that fits nowhere is left for `choose` to refuse."""
+    """Calls in order. Decode rows come before prompts, else the order given is kept: rows that already lie so
+    come out in the same order, call after call. A row that fits nowhere is left for `choose` to refuse.
+    """
     prompts = [row for row in rows if not row.is_decode]
     if len(prompts) <= plan.prompts_per_call and plan.covers(demand_of(rows)):
         return [rows]

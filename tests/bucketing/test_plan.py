@@ -258,6 +258,13 @@ def test_choose_is_the_cheapest_holder(request: PlanRequest, device: Capabilitie
                 plan.choose(demand)
 
 
+def test_fewer_tokens_are_cheaper_than_a_shorter_context() -> None:
+    few, short = StepShape(0, 1, 64, 2048), StepShape(0, 1, 128, 512)
+    plan = Plan((few, short), max_num_seqs=1, max_model_len=2048, block_size=32, prompts_per_call=1, chunk_tokens=128)
+    assert plan.choose(StepDemand(0, 1, 50, 50)) == few
+    assert plan.choose(StepDemand(0, 1, 100, 100)) == short
+
+
 @given(requests(), devices)
 def test_a_plan_survives_json(request: PlanRequest, device: Capabilities) -> None:
     plan = make_plan(request, device)

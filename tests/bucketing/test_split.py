@@ -56,6 +56,13 @@ def test_a_step_that_one_call_holds_is_passed_on_as_it_is() -> None:
     assert split(rows, plan_for(CPU))[0] is rows
 
 
+@pytest.mark.parametrize("device", ALL)
+def test_decode_rows_before_prompts_stay_in_order(device: Capabilities) -> None:
+    rows = [*(row(1, 100 + i, is_decode=True) for i in range(3)), row(40), row(50), row(20), row(10)]
+    calls = split(rows, plan_for(device, prompts_per_call=2))
+    assert [id(r) for call in calls for r in call] == list(map(id, rows))
+
+
 steps = st.tuples(st.integers(0, 4), st.lists(st.integers(1, 64), max_size=4)).filter(lambda step: step[0] or step[1])
 
 
