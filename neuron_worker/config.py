@@ -1,0 +1,127 @@
+"""One frozen `NeuronConfig`: everything the platform, the scheduler, the worker and the plan need to agree on.
+
+Made once by `resolve`, in the front end or by `neuronserve plan`; it travels as JSON in vLLM's
+`additional_config["neuronserve"]`, so every process reads the same values and nothing is decided twice.
+Imports neither vLLM nor torch, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
+
+from .device import registry
+from .device.base import Capabilities, DeviceOptions
+
+OPTIONS_KEY = "neuronserve"
+"""Ours in vLLM's `additional_config`: the options as given, and beside them:"""
+
+ASKED_KEY = "asked"
+"""what the user typed for settings that vLLM fills in when they are absent,"""
+
+RESOLVED_KEY = "resolved"
+"""and the resolved `NeuronConfig`."""
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """What was asked for, in vLLM's words; None: not asked. Filled by the platform, or by the plan command."""
+
+    model_dir: str  # holds config.json
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    block_size: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    override: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NeuronConfig:
+    """What is served. Made by `resolve`; read by platform, scheduler, worker and plan."""
+
+    backend: str
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+    tensor_parallel_size: int
+    dtype: str
+    quantization: str | None
+    quantize_head: bool
+    chunk_tokens: int | None  # asked for; the plan has what became of it
+    context_buckets: tuple[int, ...] | None
+    token_generation_buckets: tuple[int, ...] | None
+    chunked_prefill: bool
+    prefix_caching: bool
+    sampling: str  # "device": what the device can draw itself stays there; "host": all logits to vLLM's sampler
+    threads: int | None
+    device_python: str | None
+    step_tokens: int | None  # the user's --max-num-batched-tokens
+    overrides: Mapping[str, Any]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return registry.capabilities(self.backend)
+
+    @property
+    def one_block_per_sequence(self) -> bool:
+        return self.block_size == self.max_model_len
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """What the scheduler may put in one step: where a call may mix, a chunk and every decode row beside it."""
+        if self.step_tokens is not None and self.chunked_prefill:
+            return max(self.step_tokens, self.max_num_seqs)
+        return self.plan.step_tokens + (self.max_num_seqs if self.plan.mixes else 0)
+
+    @property
+    def plan_request(self) -> PlanRequest:
+        return PlanRequest(
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            chunk_tokens=self.chunk_tokens,
+            context_buckets=self.context_buckets,
+            token_generation_buckets=self.token_generation_buckets,
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make_plan(self.plan_request, self.capabilities)
+
+    def device_options(self) -> DeviceOptions:
+        return DeviceOptions(
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            prompts_per_call=self.plan.prompts_per_call,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            quantize_head=self.quantize_head,
+            tensor_parallel_size=self.tensor_parallel_size,
+            neuron_config=dict(self.overrides),
+            threads=self.threads,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> NeuronConfig:
+        lists = {key: tuple(value) for key, value in values.items() if key.endswith("_buckets") and value is not None}
+        return cls(**{**values, **lists})
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> NeuronConfig:
+        """The configuration that the platform left in vLLM's `additional_config`."""
+        return cls.from_json(vllm_config.additional_config[OPTIONS_KEY][RESOLVED_KEY])

@@ -1,0 +1,78 @@
+"""Our own settings: what may stand in `additional_config["neuronserve"]` (`--neuronserve.<key> value`) and the shell.
+
+Every key is also an environment variable `NEURONSERVE_<KEY>`. The command line wins over the environment, the
+environment over the default. Knows no vLLM and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import ConfigError
+from .values import Parser, boolean, near, one_of, parse, positive, text
+
+PREFIX = "NEURONSERVE_"
+
+
+@dataclass(frozen=True)
+class Option:
+    key: str
+    parser: Parser
+    default: object
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.key.upper()
+
+
+OPTIONS = (
+    Option("backend", text, "auto", "The device: auto, cpu, or another backend this build has."),
+    Option("device", one_of("auto", "neuron"), "auto", "The classic --device flag; neuron and auto mean the same."),
+    Option("chunk_tokens", positive, None, "Most prompt tokens in one call; by default the backend's own choice."),
+    Option(
+        "quantization",
+        one_of("none", "int8", "neuron_quant", aliases={"s8": "int8"}),
+        None,
+        "Weights in int8: int8, or neuron_quant for what NEURON_QUANT_DTYPE says (s8 unless set); none turns it off.",
+    ),
+    Option("quantize_head", boolean, False, "The language-model head in int8 too, where weights are int8."),
+    Option(
+        "sampling",
+        one_of("auto", "device", "host"),
+        "auto",
+        "Where tokens are drawn: auto lets the device draw what it can; host sends all logits to vLLM's sampler.",
+    ),
+    Option("threads", positive, None, "Threads of the cpu device; by default every core the process may use."),
+    Option("device_python", text, None, "Python interpreter that runs the device in another environment."),
+)
+
+_BY_KEY = {option.key: option for option in OPTIONS}
+
+
+def read(given: Mapping[str, object], environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+    """(typed value of every option, warnings)."""
+    for key in given:
+        if key not in _BY_KEY:
+            known = ", ".join(_BY_KEY)
+            raise ConfigError(f"neuronserve.{key}: no such option{near(key, _BY_KEY)} (known: {known})")
+    values = {option.key: _value(option, given, environ) for option in OPTIONS}
+    return values, _unknown_variables(environ)
+
+
+def _value(option: Option, given: Mapping[str, object], environ: Mapping[str, str]) -> object:
+    if given.get(option.key) is not None:
+        return parse(f"neuronserve.{option.key}", given[option.key], option.parser)
+    if environ.get(option.variable, "").strip():
+        return parse(option.variable, environ[option.variable], option.parser)
+    return option.default
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    known = {option.variable for option in OPTIONS}
+    return [
+        f"{name} is set but is no option of this version{near(name, known)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known
+    ]

@@ -1,0 +1,333 @@
+"""From what was asked to what is served.
+
+    ServeRequest (vLLM's flags) + options + environment + config.json ── resolve ──▶ NeuronConfig, notes, warnings
+
+The order is command line, environment, default. What cannot be served is a `ConfigError` that names key, value and
+remedy; what a chip would refuse and the embedded device does not need is a warning. Imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neuronserve.bucketing.errors import BucketError
+from neuronserve.bucketing.memory import MemoryFacts
+from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan
+from neuronserve.bucketing.report import render
+
+from . import environment, options, overrides
+from .config import NeuronConfig, ServeRequest
+from .device import registry
+from .device.base import Capabilities, StepShape
+from .device.errors import DeviceError
+from .device.graph.ops import FloatType
+from .device.graph.spec import ITEM_BYTES, ModelSpec, read_spec, weight_bytes
+from .environment import Environment
+from .errors import ConfigError
+from .values import near
+
+CORE_COUNTS = (1, 2, 4, 8, 12, 24, 32)
+"""How many cores can work as one on some Neuron instance."""
+
+BLOCK_SIZE = 16
+QUANTIZATIONS = {"s8": "int8", "f8e4m3fn": "f8e4m3fn"}
+
+USED_OVERRIDES: Mapping[str, frozenset[str]] = {
+    "cpu": frozenset({"quant.quant_dtype", "continuous_batching.max_num_seqs", "continuous_batching.max_model_len"}),
+}
+"""Fields of the override that a backend off the chip looks at; a chip's backend looks at all of them."""
+
+DTYPES = {
+    **dict.fromkeys(("float32", "float", "fp32", "f32"), "float32"),
+    **dict.fromkeys(("float16", "half", "fp16", "f16"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+}
+"""Every spelling of a type, those of the classic library among them."""
+
+AMPS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A configuration and what the user should hear about it, one line each."""
+
+    config: NeuronConfig
+    spec: ModelSpec
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def memory_facts(self) -> MemoryFacts:
+        config, spec = self.config, self.spec
+        dtype: FloatType = _float_type(config.dtype)
+        scratch = max(_scratch_bytes(shape, spec) for shape in config.plan.shapes)
+        return MemoryFacts(
+            weight_bytes=weight_bytes(spec, dtype, config.quantization, config.quantize_head),
+            num_layers=spec.num_layers,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            kv_bytes=ITEM_BYTES[dtype],
+            scratch_bytes=scratch // config.tensor_parallel_size,
+            cores=config.tensor_parallel_size,
+        )
+
+    @property
+    def report(self) -> str:
+        """Shapes, padding and memory, as `neuronserve plan` prints them."""
+        return render(self.config.plan, self.memory_facts)
+
+
+def spell_dtype(value: object) -> object:
+    """`fp16` and the like as vLLM spells them; what is no spelling of a type is left for others to refuse."""
+    return DTYPES.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def backend_name(given: Mapping[str, object], environ: Mapping[str, str]) -> str:
+    """The backend these options ask for."""
+    values, _ = options.read(given, environ)
+    return _backend(values, Environment.read(environ))[0]
+
+
+def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
+    values, warnings = options.read(request.options, environ)
+    env = Environment.read(environ)
+    override = overrides.read(request.override)
+    notes = list(env.notes)
+    backend, note = _backend(values, env)
+    notes += note
+    capabilities = _capabilities(backend)
+    spec = _spec(request.model_dir)
+    length = request.max_model_len or spec.max_positions
+    block_size = _block_size(request.block_size, length, capabilities, notes)
+    chunk, chunked = _chunks(request, values, length, capabilities, env, warnings)
+    config = NeuronConfig(
+        backend=backend,
+        max_num_seqs=request.max_num_seqs or capabilities.default_max_num_seqs,
+        max_model_len=length,
+        block_size=block_size,
+        vocab_size=spec.vocab_size,
+        tensor_parallel_size=_cores(request.tensor_parallel_size, capabilities, warnings),
+        dtype=_dtype(request.dtype, spec, capabilities),
+        quantization=_quantization(values, override, env, capabilities),
+        quantize_head=bool(values["quantize_head"]),
+        chunk_tokens=chunk,
+        context_buckets=env.context_buckets,
+        token_generation_buckets=env.token_generation_buckets,
+        chunked_prefill=chunked,
+        prefix_caching=_prefix_caching(request, block_size == length, capabilities, notes),
+        sampling=_sampling(values, env),
+        threads=_optional_int(values["threads"]),
+        device_python=_optional_text(values["device_python"]),
+        step_tokens=request.max_num_batched_tokens,
+        overrides=override,
+    )
+    notes += _plan(config).notes
+    _check_override(config, spec, notes, warnings)
+    return Resolution(config, spec, tuple(notes), tuple(warnings))
+
+
+def _backend(values: Mapping[str, object], env: Environment) -> tuple[str, list[str]]:
+    asked = str(values["backend"])
+    try:
+        backend = registry.choose(asked)
+    except DeviceError as error:
+        known = ("auto", *registry.names())
+        raise ConfigError(f"{error}{near(asked, known)}") from None
+    here = environment.has_neuron_device()
+    if asked == "auto" and env.framework and env.framework != backend:
+        why = "this version does not have its backend yet" if here else "no Neuron device on this machine"
+        return backend, [f"{environment.FRAMEWORK_KEY}: {why}; the {backend} device serves"]
+    if values["device"] == "neuron" and not _capabilities(backend).on_chip:
+        why = "this version has no backend for its Neuron device yet" if here else "no Neuron device on this machine"
+        return backend, [f"--device neuron: {why}; the {backend} device computes the same graphs"]
+    return backend, []
+
+
+def _capabilities(backend: str) -> Capabilities:
+    try:
+        return registry.capabilities(backend)
+    except DeviceError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _spec(model_dir: str) -> ModelSpec:
+    try:
+        return read_spec(model_dir)
+    except DeviceError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _block_size(asked: int | None, length: int, capabilities: Capabilities, notes: list[str]) -> int:
+    if capabilities.kv_layout == "slots":
+        if asked not in (None, length):
+            notes.append(
+                f"--block-size {asked}: blocks are whole slots of {length} tokens on the {capabilities.name} device"
+            )
+        return length
+    if asked is None:
+        return min(BLOCK_SIZE, length)
+    if length % asked == 0:
+        return asked
+    divisor = max(size for size in range(1, min(asked, length) + 1) if length % size == 0)
+    rounded = f" --max-model-len {length // asked * asked}," if asked < length else ""
+    raise ConfigError(
+        f"--block-size {asked} does not divide --max-model-len {length}: use{rounded} --block-size {divisor}, "
+        f"or --block-size {length} for one block per sequence"
+    )
+
+
+def _chunks(
+    request: ServeRequest,
+    values: Mapping[str, object],
+    length: int,
+    capabilities: Capabilities,
+    env: Environment,
+    warnings: list[str],
+) -> tuple[int | None, bool]:
+    """(tokens of a chunk that were asked for, whether prompts may be split)."""
+    chunk = _optional_int(values["chunk_tokens"])
+    if not capabilities.splits_prompts:
+        return chunk, False
+    whole = request.enable_chunked_prefill is False
+    if whole and env.context_buckets and env.context_buckets[-1] < length:
+        warnings.append(
+            f"--no-enable-chunked-prefill: prompts above {env.context_buckets[-1]} tokens, the largest context "
+            "bucket, still go in chunks"
+        )
+        whole = False
+    if whole:
+        return length, False
+    if request.max_num_batched_tokens is not None:
+        chunk = min(request.max_num_batched_tokens, chunk or _default_chunk(capabilities, env))
+    return chunk, True
+
+
+def _default_chunk(capabilities: Capabilities, env: Environment) -> int:
+    if env.context_buckets:
+        return env.context_buckets[-1]
+    return FINE_CHUNK_TOKENS if capabilities.fine_prefill_ladder else CHUNK_TOKENS
+
+
+def _prefix_caching(request: ServeRequest, one_block: bool, capabilities: Capabilities, notes: list[str]) -> bool:
+    if request.enable_prefix_caching is False:
+        return False
+    if one_block or capabilities.kv_layout == "slots" or not capabilities.splits_prompts:
+        if request.enable_prefix_caching:
+            why = "a block is a whole sequence" if one_block else f"the {capabilities.name} device takes prompts whole"
+            notes.append(f"--enable-prefix-caching has no effect: {why}; choose a smaller --block-size")
+        return False
+    return True
+
+
+def _cores(asked: int, capabilities: Capabilities, warnings: list[str]) -> int:
+    known = capabilities.tensor_parallel_degrees or CORE_COUNTS
+    if asked not in known:
+        problem = f"--tensor-parallel-size {asked}: cores work as one in groups of {', '.join(map(str, known))}"
+        if capabilities.on_chip:
+            raise ConfigError(f"{problem}; choose one of these")
+        warnings.append(f"{problem}; a chip would refuse this, the {capabilities.name} device does not need it")
+    return asked
+
+
+def _dtype(asked: str, spec: ModelSpec, capabilities: Capabilities) -> str:
+    dtype = spec.checkpoint_dtype if asked == "auto" else str(spell_dtype(asked))
+    if dtype not in capabilities.dtypes:
+        known = ", ".join(capabilities.dtypes)
+        raise ConfigError(f"--dtype {asked}: the {capabilities.name} device computes in {known}; use one of these")
+    return dtype
+
+
+def _float_type(dtype: str) -> FloatType:
+    if dtype == "float16":
+        return "float16"
+    return "bfloat16" if dtype == "bfloat16" else "float32"
+
+
+def _quantization(
+    values: Mapping[str, object], override: Mapping[str, Any], env: Environment, capabilities: Capabilities
+) -> str | None:
+    asked = _asked_quantization(values, override, env)
+    if asked is None:
+        return None
+    key, dtype = asked
+    name = QUANTIZATIONS[dtype]
+    if name not in capabilities.quantizations:
+        stored = " or ".join(capabilities.quantizations) or "the model's own type only"
+        raise ConfigError(
+            f"{key}={dtype}: the {capabilities.name} device stores weights as {stored}; use s8 (int8) or leave it out"
+        )
+    return name
+
+
+def _asked_quantization(
+    values: Mapping[str, object], override: Mapping[str, Any], env: Environment
+) -> tuple[str, str] | None:
+    """(key that decides, classic name of the type)."""
+    choice = values["quantization"]
+    if "quant" in override:
+        return f"{overrides.KEY}.quant.quant_dtype", override["quant"].get("quant_dtype", "s8")
+    if choice == "none":
+        return None
+    if choice == "int8":
+        return "quantization", "s8"
+    if env.quant_dtype is not None or choice == "neuron_quant":
+        return environment.QUANT_KEY, env.quant_dtype or "s8"
+    return None
+
+
+def _sampling(values: Mapping[str, object], env: Environment) -> str:
+    if values["sampling"] == "auto":
+        return "host" if env.host_sampling else "device"
+    return str(values["sampling"])
+
+
+def _plan(config: NeuronConfig) -> Plan:
+    try:
+        return config.plan
+    except BucketError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], warnings: list[str]) -> None:
+    """The library's own rules: an error on a chip, one warning elsewhere."""
+    capabilities = config.capabilities
+    around = overrides.Surroundings(
+        architecture=spec.architecture,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        hidden_size=spec.hidden_size,
+        cores=config.tensor_parallel_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        amp=AMPS[config.dtype],
+        context_buckets=config.context_buckets or (config.max_model_len,),
+        token_generation_buckets=config.token_generation_buckets or (config.max_model_len,),
+    )
+    problems = overrides.problems(config.overrides, around)
+    if problems and capabilities.on_chip:
+        raise ConfigError(f"{overrides.KEY}: {'; '.join(problems)}")
+    if problems:
+        warnings.append(f"{overrides.KEY}, refused by a chip and not needed here: {'; '.join(problems)}")
+    if not capabilities.on_chip:
+        unused = overrides.without_effect(config.overrides, USED_OVERRIDES["cpu"])
+        if unused:
+            notes.append(f"{overrides.KEY}: no effect on the {config.backend} device: {', '.join(unused)}")
+
+
+def _scratch_bytes(shape: StepShape, spec: ModelSpec) -> int:
+    """Activations of one call in float32: what layers hand on, attention scores of one layer, and the logits."""
+    layer = 2 * spec.hidden_size + spec.qkv_size + (2 if spec.is_gated else 1) * spec.intermediate_size
+    scores = shape.decode_rows * shape.decode_width * shape.context * spec.num_heads
+    rows = max(1, shape.decode_rows * shape.decode_width)
+    return 4 * (shape.num_tokens * layer + scores + rows * spec.vocab_size)
+
+
+def _optional_int(value: object) -> int | None:
+    return None if value is None else int(str(value))
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else str(value)
