@@ -1,0 +1,81 @@
+"""Backends by name. Asking for one imports it; listing them imports nothing.
+
+`capabilities(name)` is what planning needs and never imports torch or an SDK; `create(name)` makes the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from .base import Capabilities, Device
+from .errors import DeviceError
+
+
+class UnknownBackend(DeviceError, ValueError):
+    """No such backend, or not on this machine; the message lists what is supported."""
+
+
+@dataclass(frozen=True)
+class _Backend:
+    module: str  # relative to this package; imported on first use
+    capabilities: str  # name of a `Capabilities` in it
+    factory: str  # name of a callable in it: Capabilities -> Device
+
+
+_BACKENDS = {
+    "cpu": _Backend(".cpu.device", "CAPABILITIES", "create"),
+    "cpu-torch": _Backend(".graph.torch_device", "CAPABILITIES", "TorchDevice"),
+    "arithmetic": _Backend(".arithmetic", "CAPABILITIES", "ArithmeticDevice"),
+    "arithmetic-slots": _Backend(".arithmetic", "SLOT_CAPABILITIES", "ArithmeticDevice"),
+}
+
+_NOT_BUILT = {
+    "transformers-neuronx": "the classic Neuron library's backend",
+    "torch-neuronx": "the backend for graphs traced to the chip",
+}
+
+DEFAULT = "cpu"
+
+
+def names() -> tuple[str, ...]:
+    """Every backend that can be asked for."""
+    return tuple(_BACKENDS)
+
+
+def choose(requested: str = "auto") -> str:
+    """The backend's name for what the user asked: "auto" is the best this machine has."""
+    if requested == "auto":
+        return DEFAULT
+    _backend(requested)
+    return requested
+
+
+def capabilities(name: str) -> Capabilities:
+    backend = _backend(name)
+    found: Capabilities = getattr(_import(name, backend), backend.capabilities)
+    return found
+
+
+def create(name: str) -> Device:
+    """A device that holds nothing yet: `load` comes next."""
+    backend = _backend(name)
+    module = _import(name, backend)
+    device: Device = getattr(module, backend.factory)(getattr(module, backend.capabilities))
+    return device
+
+
+def _backend(name: str) -> _Backend:
+    if name in _BACKENDS:
+        return _BACKENDS[name]
+    supported = ", ".join(("auto", *_BACKENDS))
+    if name in _NOT_BUILT:
+        raise UnknownBackend(f"backend={name!r}: {_NOT_BUILT[name]} is not built yet; use one of {supported}")
+    raise UnknownBackend(f"backend={name!r} is not known; use one of {supported}")
+
+
+def _import(name: str, backend: _Backend) -> object:
+    try:
+        return import_module(backend.module, __package__)
+    except ImportError as error:
+        raise UnknownBackend(f"backend={name!r} cannot be imported here: {error}") from error

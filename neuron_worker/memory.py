@@ -1,0 +1,70 @@
+"""How much memory the key-value cache gets on a device that lives in the host's memory.
+
+In order: `--kv-cache-memory-bytes`; `VLLM_CPU_KVCACHE_SPACE` (GiB); else room for every sequence at full length,
+but no more than half of what is free, nor than `--gpu-memory-utilization` of it. vLLM's own
+`--num-gpu-blocks-override` comes after all of these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+LARGEST_SHARE = 0.5
+
+
+def cache_bytes(
+    *,
+    block_bytes: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    given: int | None,
+    utilization: float,
+    environ: Mapping[str, str] = os.environ,
+    free: int | None = None,
+) -> int:
+    if given:
+        return given
+    if space := _gibibytes(environ.get(VARIABLE, "")):
+        return space
+    # One block more than the sequences need: vLLM keeps block 0 to itself.
+    wanted = (max_num_seqs * -(-max_model_len // block_size) + 1) * block_bytes
+    free = free_bytes() if free is None else free
+    return min(wanted, int(free * min(LARGEST_SHARE, utilization)))
+
+
+def _gibibytes(text: str) -> int:
+    """In bytes; 0, as vLLM's own default has it, leaves the choice to us."""
+    try:
+        size = float(text or 0)
+    except ValueError:
+        size = -1.0
+    if size < 0:
+        raise ValueError(f"{VARIABLE}={text!r}: expected a number of GiB; unset it for a cache that fits the limits")
+    return int(size * 2**30)
+
+
+def free_bytes() -> int:
+    """What this process may still use: the machine's available memory, or its control group's if that is less."""
+    available = _meminfo("MemAvailable")
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        available = min(available, limit - used)
+    return max(available, 0)
+
+
+def _meminfo(key: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/meminfo has no {key}")
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

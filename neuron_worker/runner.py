@@ -1,0 +1,165 @@
+"""One engine step: scheduled rows in, accepted tokens out.
+
+    apply -> split -> (choose -> pack -> run) per call -> sample -> report
+
+Most steps are one device call. Where no shape holds the step, or the device does not mix prefill and decode,
+it becomes several. With a grammar in the batch the step pauses before sampling, because vLLM computes the
+grammar's mask while the device runs.
+
+Knows rows and shapes. Knows nothing of text, tokenizers or HTTP, nor why the plan has the shapes it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+from neuronserve.bucketing.errors import BucketError
+from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
+from neuronserve.bucketing.row import demand_of
+from neuronserve.bucketing.split import split
+from neuronserve.bucketing.waste import PaddingCounters
+from neuronserve.neuron_worker.device.base import Device, Float32
+from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+from neuronserve.neuron_worker.metrics import Counters
+from neuronserve.neuron_worker.output import FailedStep, add_prompt_scores, report, take_prompt_scores
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
+
+    from neuronserve.bucketing.plan import Plan
+    from neuronserve.bucketing.row import Row
+    from neuronserve.neuron_worker.sampling import HostSampler
+    from neuronserve.neuron_worker.state import LiveRequest, RequestState, ScheduledRow
+
+
+@dataclass
+class ComputedStep:
+    """What the device gave, until it is sampled and reported. One of the first three lists per scheduled row."""
+
+    scheduled: SchedulerOutput
+    on_device: list[tuple[LiveRequest, int]] = field(default_factory=list)  # sampled there
+    for_host: list[tuple[LiveRequest, Float32]] = field(default_factory=list)  # logits, [vocabulary]
+    unfinished: list[LiveRequest] = field(default_factory=list)  # a chunk that is not the prompt's last
+    prompt_logprobs: dict[str, LogprobsTensors | None] = field(default_factory=dict)
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        device: Device,
+        plan: Plan,
+        packer: StepPacker,
+        state: RequestState,
+        host_sampler: HostSampler,
+        revive: Callable[[], Device],
+        complain: Callable[[str], None],
+    ) -> None:
+        self.device = device
+        self.plan = plan
+        self.packer = packer
+        self.state = state
+        self.host_sampler = host_sampler
+        self.counters = Counters()
+        self.padding = PaddingCounters()
+        self._revive = revive
+        self._complain = complain
+        self._lost = False
+        self._paused: ComputedStep | None = None
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput | None:
+        """None: call `sample` for the step's result."""
+        began = time.perf_counter()
+        rows = self.state.apply(scheduled)
+        if not rows:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        try:
+            step = self._compute(scheduled, rows)
+        except (DeviceError, BucketError) as error:
+            return self._fail(scheduled, error)
+        if scheduled.has_structured_output_requests:
+            self._paused = step
+            self._count(rows, began)
+            return None
+        output = self._finish(step, None)
+        self._count(rows, began)
+        return output
+
+    def sample(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Finish the step that `execute` paused."""
+        began = time.perf_counter()
+        step, self._paused = self._paused, None
+        assert step is not None, "execute did not pause"
+        output = self._finish(step, grammar)
+        self.counters.step_seconds += time.perf_counter() - began
+        return output
+
+    def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
+        if self._lost:
+            self.device, self._lost = self._revive(), False
+        if scheduled.kv_cache_block_copies:
+            self.device.copy_blocks([(c.src_block_id, c.dst_block_id) for c in scheduled.kv_cache_block_copies])
+        step = ComputedStep(scheduled)
+        owners = iter(rows)  # calls keep the order of the rows
+        for call in split([scheduled_row.row for scheduled_row in rows], self.plan):
+            for output in self._call(call):
+                self._collect(step, next(owners), output)
+        return step
+
+    def _call(self, rows: Sequence[Row]) -> list[RowOutput]:
+        demand = demand_of(rows)
+        shape = self.plan.choose(demand)
+        output = self.device.run(self.packer.pack(rows, shape))
+        self.padding.add(shape, demand)
+        self.counters.device_calls += 1
+        self.counters.device_seconds += output.device_seconds
+        return unpack(output, rows, shape)
+
+    def _collect(self, step: ComputedStep, owner: ScheduledRow, output: RowOutput) -> None:
+        request = owner.request
+        if output.prompt_scores is not None:
+            add_prompt_scores(request, owner.row.position, output.prompt_scores)
+        if not owner.ends:
+            step.unfinished.append(request)
+        elif output.logits is not None:
+            # A copy: the device's arrays are gone with its next call.
+            step.for_host.append((request, output.logits[-1].copy()))
+        else:
+            step.on_device.append((request, int(output.tokens[0])))
+        if owner.ends and request.scores_due:
+            step.prompt_logprobs[request.id] = take_prompt_scores(request)
+
+    def _finish(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        sampled = None
+        if step.for_host:
+            requests, logits = zip(*step.for_host, strict=True)
+            sampled = self.host_sampler.sample(requests, logits, step.scheduled, grammar)
+            for request, token in zip(sampled.requests, sampled.tokens, strict=True):
+                self.state.append(request, token)
+        for request, token in step.on_device:
+            self.state.append(request, token)
+        self.counters.rows_sampled_on_host += len(step.for_host)
+        self.counters.rows_sampled_on_device += len(step.on_device)
+        return report(sampled, step.on_device, step.unfinished, step.prompt_logprobs)
+
+    def _fail(self, scheduled: SchedulerOutput, error: Exception) -> FailedStep:
+        self.counters.failed_steps += 1
+        self._lost = self._lost or isinstance(error, DeviceLost)
+        self._complain(f"a step of {len(scheduled.num_scheduled_tokens)} requests failed: {error}")
+        return FailedStep.of(list(scheduled.num_scheduled_tokens), str(error))
+
+    def _count(self, rows: Sequence[ScheduledRow], began: float) -> None:
+        counters = self.counters
+        counters.steps += 1
+        for scheduled in rows:
+            if scheduled.row.is_decode:
+                counters.decode_tokens += 1
+            else:
+                counters.prompt_tokens += len(scheduled.row.tokens)
+        counters.step_seconds += time.perf_counter() - began

@@ -1,0 +1,190 @@
+"""Where and how a row's next token is drawn.
+
+A request is decided once, when it joins, from its own parameters alone: what the device can honour is sampled
+there and only the token id crosses; everything else gets its logits on the host and goes through vLLM's own
+sampler. So a row never depends on its neighbours, and neither does a seeded draw: its random number is a
+function of (seed, output position) and nothing else.
+
+Knows vLLM's sampling parameters and sampler. Knows no scheduler, no blocks, no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.sampling_params import SamplingType
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors, build_logitsprocs
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.structured_output.utils import apply_grammar_bitmask
+from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+from neuronserve.neuron_worker.device.base import Capabilities, Float32, Want
+from neuronserve.neuron_worker.state import Ending, LiveRequest
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.outputs import LogprobsLists
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(x: int) -> int:
+    """SplitMix64's finaliser."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def stream_key(seed: int, position: int) -> int:
+    """64 well-mixed bits for one draw of a seeded request."""
+    return _mix((_mix((seed + _GOLDEN) & _MASK) + (position + 1) * _GOLDEN) & _MASK)
+
+
+class Draws:
+    """Random numbers for rows the device samples, in [0, 1)."""
+
+    def __init__(self, engine_seed: int | None) -> None:
+        self._unseeded = np.random.default_rng(engine_seed)
+
+    def __call__(self, ending: Ending, position: int) -> float:
+        if ending.seed is None:
+            return float(self._unseeded.random())
+        return (stream_key(ending.seed, position) >> 11) * 2.0**-53
+
+
+class Decider:
+    """Device or host, for each request."""
+
+    def __init__(self, capabilities: Capabilities, vocab_size: int, *, always_host: bool = False) -> None:
+        self._on_device = "tokens" in capabilities.outputs and not always_host
+        self._max_top_k = vocab_size if capabilities.max_top_k is None else capabilities.max_top_k
+        self._vocab_size = vocab_size
+
+    def __call__(self, params: SamplingParams) -> Ending:
+        top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
+        if not self._on_device or top_k > self._max_top_k or needs_logits(params):
+            return Ending(Want.LOGITS, seed=params.seed)
+        if params.sampling_type == SamplingType.GREEDY:
+            return Ending(Want.TOKEN)
+        return Ending(Want.TOKEN, params.temperature, top_k, params.top_p, params.min_p, params.seed)
+
+
+def needs_logits(params: SamplingParams) -> bool:
+    """Whether a request asks for more than temperature, top_k, top_p, min_p and a seed."""
+    return bool(
+        params.logprobs is not None
+        or params.logprob_token_ids
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or params.min_tokens
+        or params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
+        or params.structured_outputs is not None
+        or params.thinking_token_budget is not None
+    )
+
+
+class HostSample(NamedTuple):
+    """Requests in the sampler's order, and what it drew for each."""
+
+    requests: list[LiveRequest]
+    tokens: list[int]
+    logprobs: LogprobsLists | None
+
+
+class HostSampler:
+    """vLLM's sampler over the logits of the rows that need it, and only of those."""
+
+    def __init__(self, vllm_config: VllmConfig, vocab_size: int) -> None:
+        model, self._cpu = vllm_config.model_config, torch.device("cpu")
+        with set_current_vllm_config(vllm_config):
+            self._processors = build_logitsprocs(
+                vllm_config,
+                self._cpu,
+                is_pin_memory=False,
+                is_pooling_model=False,
+                custom_logitsprocs=tuple(model.logits_processors or ()),
+            )
+            self._sampler = Sampler(logprobs_mode=model.logprobs_mode)
+            self._batch = self._make_batch(vllm_config, vocab_size, self._processors)
+        self._members: dict[str, LiveRequest] = {}
+
+    @property
+    def has_custom_processors(self) -> bool:
+        """Processors of the user's may touch any row, so then every row needs its logits."""
+        return any(type(processor) not in BUILTIN_LOGITS_PROCESSORS for processor in self._processors.all)
+
+    def _make_batch(self, vllm_config: VllmConfig, vocab_size: int, processors: LogitsProcessors) -> InputBatch:
+        """Used for its sampling half only; its block table is as small as it can be."""
+        return InputBatch(
+            max_num_reqs=vllm_config.scheduler_config.max_num_seqs,
+            max_model_len=vllm_config.model_config.max_model_len,
+            max_num_batched_tokens=1,
+            device=self._cpu,
+            vocab_size=vocab_size,
+            block_sizes=[vllm_config.cache_config.block_size],
+            max_num_blocks_per_req=[1],
+            logitsprocs=processors,
+            logitsprocs_need_output_token_ids=self.has_custom_processors,
+            reasoning_config=vllm_config.reasoning_config,
+        )
+
+    def sample(
+        self,
+        requests: Sequence[LiveRequest],
+        logits: Sequence[Float32],
+        scheduled: SchedulerOutput,
+        grammar: GrammarOutput | None,
+    ) -> HostSample:
+        """`logits[i]`, [vocabulary], belongs to `requests[i]`; both are left as they are."""
+        self._arrange(requests)
+        of_id = {request.id: row for request, row in zip(requests, logits, strict=True)}
+        table = torch.from_numpy(np.stack([of_id[id] for id in self._batch.req_ids]))  # [rows, vocabulary], a copy
+        if grammar is not None:
+            apply_grammar_bitmask(scheduled, grammar, self._batch, table)
+        self._seed()
+        drawn = self._sampler(table, self._batch.sampling_metadata)
+        logprobs = None if drawn.logprobs_tensors is None else drawn.logprobs_tensors.tolists()
+        order = [self._members[id] for id in self._batch.req_ids]
+        return HostSample(order, drawn.sampled_token_ids[:, 0].tolist(), logprobs)
+
+    def _arrange(self, requests: Sequence[LiveRequest]) -> None:
+        """Make the batch hold exactly these requests; those that stay keep what processors know of them."""
+        wanted = {request.id: request for request in requests}
+        for id in [id for id, member in self._members.items() if wanted.get(id) is not member]:
+            self._batch.remove_request(id)
+            del self._members[id]
+        for request in requests:
+            if request.id not in self._members:
+                self._batch.add_request(_as_vllm_knows_it(request))
+                self._members[request.id] = request
+        self._batch.condense()
+        self._batch.refresh_metadata()
+
+    def _seed(self) -> None:
+        for index, generator in self._batch.generators.items():
+            request = self._members[self._batch.req_ids[index]]
+            assert request.ending.seed is not None
+            generator.manual_seed(stream_key(request.ending.seed, len(request.output)))
+
+
+def _as_vllm_knows_it(request: LiveRequest) -> CachedRequestState:
+    return CachedRequestState(
+        req_id=request.id,
+        prompt_token_ids=request.prompt,
+        mm_features=[],
+        sampling_params=request.params,
+        generator=None if request.ending.seed is None else torch.Generator(),
+        block_ids=([],),
+        num_computed_tokens=request.num_computed,
+        output_token_ids=request.output,  # the list itself: processors see it grow
+    )

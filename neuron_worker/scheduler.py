@@ -1,0 +1,154 @@
+"""vLLM's scheduler, held back where a static-shape device needs it and left alone everywhere else.
+
+Every step narrows what the stock scheduler may see (how many tokens, how many new prompts, and on a device that
+cannot mix, prompts or decode rows only), delegates, and restores. Policy, preemption, prefix caching, priorities
+and grammars stay vLLM's.
+
+A step the device failed at ends the requests that hold cache with an error, and the prefix cache is dropped with
+them, for it may name blocks that were never written; waiting requests stay, and the engine lives on.
+
+Knows the plan's limits and the device's capabilities. Knows no tensors and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import RequestStatus
+
+from neuronserve.neuron_worker.config import NeuronConfig
+from neuronserve.neuron_worker.output import FailedStep
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+PROMPT_STEPS_IN_A_ROW = 1
+"""On a device that cannot mix: prompt steps before running requests get a decode step."""
+
+
+class NeuronScheduler(Scheduler):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = NeuronConfig.of(self.vllm_config)
+        self._capabilities = config.capabilities
+        self._prompts_per_step = config.plan.prompts_per_call
+        self._prompt_tokens_per_step = config.plan.chunk_tokens or config.plan.max_prefill_tokens
+        self._prompt_steps = 0
+        if config.plan.chunk_tokens is not None:
+            # No prompt may put more than a chunk in a step, whatever budget preempted rows leave behind.
+            threshold = self.scheduler_config.long_prefill_token_threshold or config.plan.chunk_tokens
+            self.scheduler_config.long_prefill_token_threshold = min(threshold, config.plan.chunk_tokens)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        decodes = [request for request in self.running if not request.is_prefill_chunk]
+        prompts = [request for request in self.running if request.is_prefill_chunk]
+        if self._capabilities.mixes_prefill_and_decode:
+            return self._schedule_together(decodes, prompts, throttle_prefills)
+        return self._schedule_apart(decodes, prompts, throttle_prefills)
+
+    def _schedule_together(self, decodes: list[Request], prompts: list[Request], throttle: bool) -> SchedulerOutput:
+        """Every decode row, and prompt tokens up to what a call takes."""
+        self.running = decodes + prompts  # the budget must reach every decode row before a chunk takes its rest
+        places = max(0, self._prompts_per_step - len(prompts))
+        with self._limits(self._prompt_tokens_per_step + len(decodes), len(self.running) + places):
+            return super().schedule(throttle)
+
+    def _schedule_apart(self, decodes: list[Request], prompts: list[Request], throttle: bool) -> SchedulerOutput:
+        """Prompts or decode rows, taking turns while there are both."""
+        attempt = None
+        if self._is_prompts_turn(decodes, prompts):
+            attempt = self._schedule_prompts(decodes, prompts, throttle)
+            if attempt.total_num_scheduled_tokens:
+                self._prompt_steps += 1
+                return attempt
+        # Nothing fits, perhaps because the cache is full: only decoding on will ever free it.
+        self._prompt_steps = 0
+        decodes = [request for request in self.running if not request.is_prefill_chunk]
+        output = self._schedule_decodes(decodes, throttle)
+        if attempt is not None:
+            _carry_over(attempt, output)
+        return output
+
+    def _is_prompts_turn(self, decodes: list[Request], prompts: list[Request]) -> bool:
+        if prompts and self._capabilities.all_live_rows_in_decode:
+            return True  # a half-read prompt's row would be lost in a decode that leaves it out
+        if decodes and self._prompt_steps >= PROMPT_STEPS_IN_A_ROW:
+            return False
+        has_room = len(self.running) < self.max_num_active_reqs and self._pause_state == PauseState.UNPAUSED
+        return bool(prompts) or (has_room and bool(self.waiting or self.kv_holding_waiting))
+
+    def _schedule_prompts(self, decodes: list[Request], prompts: list[Request], throttle: bool) -> SchedulerOutput:
+        free = self.max_num_active_reqs - len(self.running)
+        places = min(free, max(0, self._prompts_per_step - len(prompts)))
+        with self._hidden(decodes), self._limits(self._prompt_tokens_per_step, len(prompts) + places):
+            return super().schedule(throttle)
+
+    def _schedule_decodes(self, decodes: list[Request], throttle: bool) -> SchedulerOutput:
+        prompts = [request for request in self.running if request.is_prefill_chunk]
+        with self._hidden(prompts), self._limits(self.max_num_scheduled_tokens, len(decodes)):
+            return super().schedule(throttle)
+
+    @contextmanager
+    def _limits(self, num_tokens: int, num_active: int) -> Iterator[None]:
+        """At most so many tokens in the step, and so many requests in `running` after it."""
+        tokens, active = self.max_num_scheduled_tokens, self.max_num_active_reqs
+        self.max_num_scheduled_tokens = min(tokens, num_tokens)
+        self.max_num_active_reqs = min(active, num_active + self.num_waiting_for_streaming_input)
+        try:
+            yield
+        finally:
+            self.max_num_scheduled_tokens, self.max_num_active_reqs = tokens, active
+
+    @contextmanager
+    def _hidden(self, requests: list[Request]) -> Iterator[None]:
+        """These are not running, for the length of one step."""
+        hidden = set(requests)
+        self.running = [request for request in self.running if request not in hidden]
+        known = self.prev_step_scheduled_req_ids & {request.request_id for request in requests}
+        try:
+            yield
+        finally:
+            self.running = requests + self.running
+            # Else each would come with a full copy of its tokens when it shows again.
+            self.prev_step_scheduled_req_ids |= known
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        if not isinstance(model_runner_output, FailedStep):
+            return super().update_from_output(scheduler_output, model_runner_output)
+        holding = [r.request_id for r in self.requests.values() if r.num_computed_tokens > 0]
+        failed = self.finish_requests(holding, RequestStatus.FINISHED_ERROR)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self.reset_prefix_cache()
+        _add_endings(outputs, failed)
+        return outputs
+
+
+def _carry_over(attempt: SchedulerOutput, output: SchedulerOutput) -> None:
+    """What an attempt that scheduled nothing has consumed must still reach the worker."""
+    output.finished_req_ids = output.finished_req_ids | attempt.finished_req_ids
+    output.preempted_req_ids = (output.preempted_req_ids or set()) | (attempt.preempted_req_ids or set())
+    output.kv_cache_block_copies = [*(attempt.kv_cache_block_copies or ()), *(output.kv_cache_block_copies or ())]
+    output.new_block_ids_to_zero = [*(attempt.new_block_ids_to_zero or ()), *(output.new_block_ids_to_zero or ())]
+    output.free_encoder_mm_hashes = [*attempt.free_encoder_mm_hashes, *output.free_encoder_mm_hashes]
+
+
+def _add_endings(outputs: dict[int, EngineCoreOutputs], requests: Iterable[Request]) -> None:
+    """Tell each client that its request is over."""
+    for request in requests:
+        ending = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=request.get_finished_reason(),
+            events=request.take_events(),
+            trace_headers=request.trace_headers,
+        )
+        outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(ending)

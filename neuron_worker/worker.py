@@ -1,0 +1,165 @@
+"""vLLM's worker: brings a device up, sizes its cache, and hands each step to the runner.
+
+Start-up, in vLLM's order: init_device, load_model, get_kv_cache_spec, determine_available_memory,
+initialize_from_config, compile_or_warm_up_model. After that only `execute_model` and `sample_tokens`.
+One worker drives the whole device, however many cores it has.
+
+Knows vLLM's worker interface and `NeuronConfig`. Knows no text and no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+from neuronserve.bucketing.pack import StepPacker
+from neuronserve.neuron_worker.config import NeuronConfig
+from neuronserve.neuron_worker.device import registry
+from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts
+from neuronserve.neuron_worker.memory import cache_bytes
+from neuronserve.neuron_worker.model_files import local_directory
+from neuronserve.neuron_worker.runner import Runner
+from neuronserve.neuron_worker.sampling import Decider, Draws, HostSampler
+from neuronserve.neuron_worker.state import RequestState
+from neuronserve.neuron_worker.warmup import warm_up
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+logger = init_logger(__name__)
+
+
+class NeuronWorker(WorkerBase):
+    runner: Runner
+
+    def init_device(self) -> None:
+        self.device = torch.device("cpu")  # where vLLM's own tensors live; the model's never meet torch here
+        self.config = NeuronConfig.of(self.vllm_config)
+        self.num_blocks = 0
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        self.backend, self.facts = self._load()
+        logger.info("%s on %s: %s", self.facts.architecture, self.config.backend, _summary(self.facts))
+        for note in self.facts.notes:
+            logger.info("%s", note)
+
+    def _load(self) -> tuple[Device, ModelFacts]:
+        model = self.model_config
+        directory = local_directory(model.model, model.revision, self.load_config.download_dir)
+        device = registry.create(self.config.backend)
+        return device, device.load(directory, self._device_options())
+
+    def _device_options(self) -> DeviceOptions:
+        most = self.model_config.max_logprobs
+        return replace(self.config.device_options(), max_prompt_logprobs=self.config.vocab_size if most < 0 else most)
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """One layer that stands for all: vLLM counts blocks, the device knows what is in them."""
+        per_token, element = self.facts.bytes_per_kv_token, torch.float32.itemsize
+        spec = FullAttentionSpec(
+            block_size=self.cache_config.block_size,
+            num_kv_heads=1,
+            head_size=per_token // (2 * element),  # keys and values
+            dtype=torch.float32,
+        )
+        return {"all_layers": spec}
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        return ["LBHNC"]
+
+    def determine_available_memory(self) -> int:
+        block_bytes = self.cache_config.block_size * self.facts.bytes_per_kv_token
+        return cache_bytes(
+            block_bytes=block_bytes,
+            block_size=self.cache_config.block_size,
+            max_num_seqs=self.scheduler_config.max_num_seqs,
+            max_model_len=self.model_config.max_model_len,
+            given=self.cache_config.kv_cache_memory_bytes,
+            utilization=self.cache_config.gpu_memory_utilization,
+        )
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        self.num_blocks = kv_cache_config.num_blocks
+        self.backend.allocate(self.num_blocks)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        self.runner = self._make_runner()
+        seconds = self._warm_up(self.backend)
+        counters = self.runner.counters
+        counters.warmup_seconds, counters.num_shapes = seconds, len(self.config.plan.shapes)
+        return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def _warm_up(self, device: Device) -> float:
+        logger.info("preparing %d shapes", len(self.config.plan.shapes))
+        seconds = warm_up(device, self.config.plan.shapes, logger.info)
+        logger.info("all shapes are ready, %.1f s", seconds)
+        return seconds
+
+    def _make_runner(self) -> Runner:
+        plan, vocab_size = self.config.plan, self.facts.vocab_size
+        packer = StepPacker(plan.block_size, plan.prompts_per_call)
+        for shape in plan.shapes:
+            packer.prepare(shape)
+        host_sampler = HostSampler(self.vllm_config, vocab_size)
+        always_host = self.config.sampling == "host" or host_sampler.has_custom_processors
+        state = RequestState(
+            max_num_seqs=self.scheduler_config.max_num_seqs,
+            max_model_len=self.model_config.max_model_len,
+            block_size=self.cache_config.block_size,
+            decide=Decider(self.backend.capabilities, vocab_size, always_host=always_host),
+            draw=Draws(self.model_config.seed),
+        )
+        return Runner(
+            device=self.backend,
+            plan=plan,
+            packer=packer,
+            state=state,
+            host_sampler=host_sampler,
+            revive=self._restart,
+            complain=logger.error,
+        )
+
+    def _restart(self) -> Device:
+        """A device in the place of one that was lost, its cache empty."""
+        started = time.perf_counter()
+        self.backend.close()
+        self.backend, self.facts = self._load()
+        self.backend.allocate(self.num_blocks)
+        self._warm_up(self.backend)
+        logger.info("the device was restarted in %.1f s", time.perf_counter() - started)
+        return self.backend
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        return self.runner.execute(scheduler_output)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        return self.runner.sample(grammar_output)
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        return None
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def neuronserve_metrics(self) -> dict[str, Any]:
+        """For `collective_rpc`, at scrape time."""
+        return {**self.runner.counters.snapshot(), "padding": self.runner.padding.snapshot()}
+
+    def shutdown(self) -> None:
+        if hasattr(self, "backend"):
+            self.backend.close()
+
+
+def _summary(facts: ModelFacts) -> str:
+    return (
+        f"{facts.num_layers} layers, vocabulary {facts.vocab_size}, {facts.weight_bytes / 2**20:.0f} MiB of weights, "
+        f"{facts.bytes_per_kv_token} bytes of cache per token, computed in {facts.compute_dtype}"
+    )
