@@ -90,3 +90,13 @@ def test_padding_does_not_write_to_a_request(reference, drive) -> None:
     driver.step([prefill(second, 3)])  # with padding behind it
     result = driver.step([decode(first)])[0]
     np.testing.assert_allclose(result.logits, model.logits(first.tokens)[10:11], atol=1e-4)
+
+
+def test_a_short_row_beside_a_wide_one_writes_only_its_own_tokens(reference, drive) -> None:
+    model = reference("llama")
+    driver, wide, short = drive(model), Stream(random_tokens(20, 4)), Stream(random_tokens(20, 5))
+    driver.step([prefill(wide, 8), prefill(short, 7)])
+    short.blocks.append(wide.blocks[0])  # where the short row's padding would land
+    driver.step([decode(wide, 3), decode(short, 1)])
+    result = driver.step([decode(wide)])[0]
+    np.testing.assert_allclose(result.logits, model.logits(wide.tokens)[11:12], atol=1e-4)

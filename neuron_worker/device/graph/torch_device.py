@@ -115,7 +115,7 @@ class TorchDevice:
         started = time.perf_counter()
         try:
             with torch.inference_mode():
-                ops = TorchOps(_tensors(batch), self._cache)
+                ops = TorchOps(tensors_of(batch), self._cache)
                 decode_step(ops, model)
         except (RuntimeError, IndexError) as error:
             raise DoesNotFit(f"a step of {batch.shape} failed: {error}") from error
@@ -158,7 +158,7 @@ def _check_tokens(batch: PackedBatch, vocab_size: int) -> None:
             )
 
 
-def _tensors(batch: PackedBatch) -> TorchBatch:
+def tensors_of(batch: PackedBatch) -> TorchBatch:
     decode = prefill = None
     if batch.decode is not None:
         part = batch.decode

@@ -19,7 +19,7 @@ from .ops import FloatType, LinearWeight, Matrix, NormWeight
 from .quantize import quantize_rows
 
 _TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
