@@ -168,7 +168,7 @@ class HostSampler:
                 self._batch.add_request(_as_vllm_knows_it(request))
                 self._members[request.id] = request
         self._batch.condense()
-        self._batch.refresh_metadata()
+        self._batch.refresh_metadata()  # type: ignore[no-untyped-call]
 
     def _seed(self) -> None:
         for index, generator in self._batch.generators.items():

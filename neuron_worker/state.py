@@ -184,7 +184,7 @@ class RequestState:
         """A decode row holds exactly the last known token, after the prompt; everything else is a prompt's chunk."""
         start, ending = request.num_computed, request.ending
         ends = start + count >= request.num_tokens
-        is_decode = ends and start >= len(request.prompt)
+        is_decode = ends and count == 1 and start >= len(request.prompt)  # a resumed request may bring more
         scored = request.scores_due and not is_decode
         row = Row(
             tokens=self._tokens[request.place, start : start + count],
@@ -196,7 +196,7 @@ class RequestState:
             top_k=ending.top_k,
             top_p=ending.top_p,
             min_p=ending.min_p,
-            uniforms=(self._draw(ending, len(request.output)),) * count if ends and ending.draws else (),
+            uniforms=(self._draw(ending, len(request.output)),) if ends and ending.draws else (),
             targets=self._targets(request, start, count) if scored else None,
             prompt_logprobs=(request.params.prompt_logprobs or 0) if scored else 0,
         )

@@ -9,12 +9,12 @@ Knows vLLM's worker interface and `NeuronConfig`. Knows no text and no HTTP.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-logger = init_logger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class NeuronWorker(WorkerBase):

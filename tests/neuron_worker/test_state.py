@@ -115,6 +115,14 @@ def test_a_resumed_request_decodes_on_after_its_recomputed_tokens() -> None:
     assert seen(s.apply(step({"a": 1}, cached=[Cached("a", 3)]))) == [("a", "decode", [4], 3, [4], True)]
 
 
+def test_a_resumed_request_with_its_prompt_cached_is_no_decode_row() -> None:
+    s = state()
+    accept(s, s.apply(step({"a": 4}, news=[new("a", [1, 2, 3, 4], [1])])), a=5)
+    accept(s, s.apply(step({"a": 1}, cached=[Cached("a", 4, blocks=[2])])), a=6)
+    back = Cached("a", 4, blocks=[1, 3], tokens=[1, 2, 3, 4, 5, 6])
+    assert seen(s.apply(step({"a": 2}, cached=[back], preempted=["a"]))) == [("a", "prompt", [5, 6], 4, [1, 3], True)]
+
+
 def test_aborted_while_preempted_leaves_nothing_behind() -> None:
     s = state()
     s.apply(step({"a": 2}, news=[new("a", [1, 2], [1])]))
@@ -236,6 +244,8 @@ def test_any_schedule_gives_the_rows_of_a_naive_model(data: st.DataObject) -> No
         for row in rows:
             request = scheduler.requests[row.request.id]
             assert row.ends == (request.computed == len(request.tokens))
+            after_prompt = row.row.position >= request.num_prompt
+            assert row.row.is_decode == (row.ends and after_prompt and len(row.row.tokens) == 1)
             if row.ends and len(request.tokens) < 30:
                 token = data.draw(st.integers(0, 99))
                 s.append(row.request, token)

@@ -1,0 +1,36 @@
+"""Engines for the tests of this folder. vLLM runs inside the test's process, so a test can look at every step."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports vLLM: it reads its environment once.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .tiny_model import tiny_model
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def make_engine(tiny: str) -> Callable[..., Engine]:
+    """`make_engine(**arguments of LLM)`: an engine on the arithmetic device."""
+    from .engine import Engine
+
+    def make(**arguments: Any) -> Engine:
+        return Engine(tiny, **arguments)
+
+    return make
