@@ -35,6 +35,9 @@ DEFAULTS = {
 ANSWERED = frozenset({V1_KEY, FRAMEWORK_KEY})
 """VLLM_* variables that vLLM does not know and would warn about; we answer them ourselves."""
 
+FORWARDED = (CONTEXT_KEY, TOKEN_GENERATION_KEY, QUANT_KEY, HOST_SAMPLING_KEY, "NEURON_CC_FLAGS", "NEURON_RT_LOG_LEVEL")
+"""What a worker on another machine needs of this shell."""
+
 FRAMEWORKS = {
     "transformers-neuronx": "transformers-neuronx",
     "neuronx-distributed-inference": "torch-neuronx",

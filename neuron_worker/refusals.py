@@ -1,0 +1,129 @@
+"""What of vLLM is not served here: features at start-up, and requests at the door.
+
+A start-up refusal is a `ConfigError`; a request's is a ValueError, which vLLM answers with HTTP 400. Each names key,
+value and remedy. Nothing is ignored in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import legacy_args
+from .config import NeuronConfig
+from .errors import ConfigError
+
+_V2_KEY = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def check(vllm_config: Any) -> None:
+    """Everything a `VllmConfig` may ask for that this platform has not."""
+    if vllm_config.speculative_config is not None:
+        legacy_args.refuse_speculation()
+    for refused, message in _REFUSALS:
+        if refused(vllm_config):
+            raise ConfigError(message)
+
+
+_REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (
+        lambda config: os.environ.get(_V2_KEY, "0").strip().lower() in ("1", "true"),
+        f"{_V2_KEY}=1: this plugin works with vLLM's V1 model runner; unset it",
+    ),
+    (
+        lambda config: config.model_config.runner_type == "pooling",
+        "embeddings and other pooling are not supported: serve a text-generation model (--runner generate)",
+    ),
+    (
+        lambda config: config.model_config.is_multimodal_model,
+        "multi-modal models are not supported: serve a text-generation model",
+    ),
+    (
+        lambda config: config.lora_config is not None,
+        "--enable-lora is not supported: merge the adapter into the model, and serve that",
+    ),
+    (
+        lambda config: config.parallel_config.pipeline_parallel_size > 1,
+        "--pipeline-parallel-size above 1 is not supported: use --tensor-parallel-size for the device's cores",
+    ),
+    (
+        lambda config: (
+            config.parallel_config.prefill_context_parallel_size > 1
+            or config.parallel_config.decode_context_parallel_size > 1
+        ),
+        "context parallelism is not supported: use --tensor-parallel-size for the device's cores",
+    ),
+    (
+        lambda config: config.parallel_config.nnodes > 1,
+        "--nnodes above 1 is not supported: start one server on each machine",
+    ),
+    (
+        lambda config: config.kv_transfer_config is not None,
+        "--kv-transfer-config is not supported: leave it out",
+    ),
+    (
+        lambda config: config.cache_config.cache_dtype not in ("auto", str(config.model_config.dtype)[6:]),
+        "--kv-cache-dtype is not supported: the cache has the model's own type; leave it out",
+    ),
+    (
+        lambda config: bool(config.model_config.hf_overrides),
+        "--hf-overrides is not supported: the device reads config.json; change it there",
+    ),
+    (
+        lambda config: config.model_config.enable_prompt_embeds,
+        "--enable-prompt-embeds is not supported: send text or token ids",
+    ),
+)
+
+
+def check_request(inputs: Mapping[str, Any], params: Any, config: NeuronConfig) -> None:
+    """Refuse at the door, so that every accepted request can finish."""
+    tokens = inputs.get("prompt_token_ids") or ()
+    _check_vocabulary(tokens, config.vocab_size)
+    _check_length(len(tokens), config)
+    if config.capabilities.sampling == "fixed":
+        _check_sampling(params, config)
+
+
+def _check_vocabulary(tokens: Any, vocab_size: int) -> None:
+    # vLLM asks the tokenizer, which may know more tokens than the model, or not be there at all.
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise ValueError(f"prompt: token id {wrong} is out of the vocabulary; send ids from 0 to {vocab_size - 1}")
+
+
+def _check_length(length: int, config: NeuronConfig) -> None:
+    largest = config.plan.largest_prompt
+    # From max_model_len on the refusal is vLLM's own.
+    if largest < length < config.max_model_len:
+        raise ValueError(
+            f"prompt: {length} tokens, the largest context bucket of the {config.backend} device is {largest}; shorten "
+            "the prompt, or add a bucket to NEURON_CONTEXT_LENGTH_BUCKETS and start again"
+        )
+
+
+_HOST_ONLY: Mapping[str, object] = {
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "seed": None,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "structured_outputs": None,
+}
+"""Sampling parameters that need logits on the host, and their values when nobody asks."""
+
+
+def _check_sampling(params: Any, config: NeuronConfig) -> None:
+    if config.sampling == "host" and "logits" in config.capabilities.outputs:
+        return
+    for name, absent in _HOST_ONLY.items():
+        value = getattr(params, name, absent)
+        if value not in (absent, None):
+            raise ValueError(
+                f"{name}={value!r} needs logits on the host, but sampling is compiled into the {config.backend} "
+                "device; leave it out, or start the server with --neuronserve.sampling host"
+            )

@@ -1,0 +1,247 @@
+"""Every change made to vLLM's own classes (and one to torch), as data: what, why, and when it can go.
+
+`install_early` runs before vLLM's modules are loaded, `install` once they can be imported; both may run again. Each
+replaced function keeps the original as `__wrapped__`, and the tests call that original: a change whose original no
+longer misbehaves fails its test and is to be removed.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from . import legacy_args, startup_errors
+
+
+@dataclass(frozen=True)
+class Change:
+    target: str
+    reason: str
+    until: str
+    apply: Callable[[], None]
+
+
+ENGINE_ARGS = "vllm.engine.arg_utils"
+
+
+def _mark(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    functools.update_wrapper(replacement, original)
+    replacement._neuronserve = True  # type: ignore[attr-defined]
+    return replacement
+
+
+def _is_ours(function: object) -> bool:
+    return getattr(function, "_neuronserve", False)
+
+
+# -- the classic keywords and flags
+
+
+def change_engine_arguments() -> None:
+    """General plugins load inside `EngineArgs.__post_init__`, too late for a keyword it does not know."""
+    module = sys.modules.get(ENGINE_ARGS)
+    if module is None:
+        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder())
+    elif hasattr(module, "AsyncEngineArgs"):
+        _change_both(module)
+    elif not _is_ours(module.__dict__["dataclass"]):
+        _change_while_loading(module)
+
+
+def _change_both(module: ModuleType) -> None:
+    for name in ("EngineArgs", "AsyncEngineArgs"):
+        _change_class(getattr(module, name))
+
+
+def _change_class(cls: Any) -> Any:
+    original = cls.__init__
+    if _is_ours(original):
+        return cls
+
+    def __init__(self: Any, *args: Any, **keywords: Any) -> None:  # noqa: N807
+        original(self, *args, **legacy_args.translate(keywords, os.environ))
+
+    cls.__init__ = _mark(__init__, original)
+    if cls.__name__ == "EngineArgs":
+        # `pre_register_and_update` reaches the servers' parsers alone; `bench latency` and `bench startup` come here.
+        add_stock_flags = cls.add_cli_args
+
+        def add_cli_args(parser: Any, *args: Any, **keywords: Any) -> Any:
+            parser = add_stock_flags(parser, *args, **keywords)
+            legacy_args.add_flags(parser)
+            return parser
+
+        cls.add_cli_args = staticmethod(_mark(add_cli_args, add_stock_flags))
+    return cls
+
+
+def _change_while_loading(module: ModuleType) -> None:
+    """The module's own import is what asked for the platform: its classes come into being after this."""
+    original = module.__dict__["dataclass"]
+
+    def dataclass_(cls: Any = None, /, **options: Any) -> Any:
+        if cls is None:
+            return lambda made: dataclass_(made, **options)
+        made = original(cls, **options)
+        return _change_class(made) if made.__name__ in ("EngineArgs", "AsyncEngineArgs") else made
+
+    module.__dict__["dataclass"] = _mark(dataclass_, original)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Steps in once, for one module: lets the others find it, and changes its classes when it has loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != ENGINE_ARGS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, inner: importlib.abc.Loader) -> None:
+        self.inner = inner
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.inner.exec_module(module)
+        _change_both(module)
+
+
+# -- tensor parallelism
+
+
+def change_head_check() -> None:
+    from vllm.config import ModelConfig
+
+    original = ModelConfig.verify_with_parallel_config
+    if _is_ours(original):
+        return
+
+    def verify_with_parallel_config(self: Any, parallel_config: Any) -> Any:
+        one_core = copy.copy(parallel_config)
+        one_core.tensor_parallel_size = 1
+        return original(self, one_core)
+
+    ModelConfig.verify_with_parallel_config = _mark(verify_with_parallel_config, original)  # type: ignore[method-assign]
+
+
+# -- exit
+
+
+def change_cache_release() -> None:
+    import torch
+
+    if torch.accelerator.is_available():
+        return
+    for name in ("empty_cache", "empty_host_cache"):
+        original = getattr(torch.accelerator, name)
+        if not _is_ours(original):
+            setattr(torch.accelerator, name, _mark(lambda: None, original))
+
+
+# -- start-up errors
+
+
+def change_engine_process() -> None:
+    from vllm.v1.engine.core import EngineCoreProc
+
+    original = EngineCoreProc.run_engine_core
+    if not _is_ours(original):
+        functools.update_wrapper(run_engine_core, original, assigned=())
+        EngineCoreProc.run_engine_core = staticmethod(run_engine_core)
+
+
+def run_engine_core(*args: Any, **keywords: Any) -> None:
+    """vLLM's engine process; a new interpreter finds this function by name, so it is the module's own."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    with startup_errors.engine_errors_in_one_line():
+        inspect.unwrap(EngineCoreProc.run_engine_core)(*args, **keywords)
+
+
+run_engine_core._neuronserve = True  # type: ignore[attr-defined]
+
+
+def change_server_socket() -> None:
+    from vllm.entrypoints.launchers import launcher
+
+    original = launcher.create_server_socket
+    if _is_ours(original):
+        return
+
+    def create_server_socket(addr: tuple[str, int], **keywords: Any) -> Any:
+        try:
+            return original(addr, **keywords)
+        except OSError as error:
+            host, port = addr[0] or "0.0.0.0", addr[1]
+            raise OSError(
+                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another --port"
+            ) from None
+
+    launcher.create_server_socket = _mark(create_server_socket, original)
+
+
+EARLY = (
+    Change(
+        target="vllm.engine.arg_utils.EngineArgs and AsyncEngineArgs: __init__, add_cli_args",
+        reason="LLM(device='neuron', override_neuron_config=…) is a TypeError there, the same flags an argparse error",
+        until="vLLM lets a platform plugin add engine arguments",
+        apply=change_engine_arguments,
+    ),
+)
+
+CHANGES = (
+    Change(
+        target="vllm.config.ModelConfig.verify_with_parallel_config",
+        reason="it refuses heads that do not divide by tensor_parallel_size; Neuron pads heads and replicates KV heads",
+        until="vLLM leaves the check to the platform",
+        apply=change_head_check,
+    ),
+    Change(
+        target="torch.accelerator.empty_cache and empty_host_cache",
+        reason="vLLM calls them at exit on every platform but its own CPU one; without an accelerator they raise",
+        until="vLLM asks the platform, or torch makes them no-ops without an accelerator",
+        apply=change_cache_release,
+    ),
+    Change(
+        target="vllm.v1.engine.core.EngineCoreProc.run_engine_core",
+        reason="an engine that cannot start prints its traceback twice; people need the one line that says why",
+        until="vLLM reports start-up errors without a traceback",
+        apply=change_engine_process,
+    ),
+    Change(
+        target="vllm.entrypoints.launchers.launcher.create_server_socket",
+        reason="the error of a busy port does not name the port",
+        until="vLLM's message names the address",
+        apply=change_server_socket,
+    ),
+)
+
+
+def install_early() -> None:
+    for change in EARLY:
+        change.apply()
+
+
+def install() -> None:
+    for change in (*EARLY, *CHANGES):
+        change.apply()
