@@ -95,7 +95,7 @@ class Driver:
     ) -> list[RowResult]:
         """Run the rows (decode rows before prompts) in one call and move their streams on."""
         for row in rows:
-            self._give_blocks(row.stream, row.stream.computed + row.count)
+            self.give_blocks(row.stream, row.stream.computed + row.count)
         shape = shape or self.padded_shape(rows)
         self.compile(shape)
         output = self.device.run(self.pack(rows, shape, prompt_logprobs))
@@ -189,7 +189,7 @@ class Driver:
                 sampling.uniforms[place, : len(how.uniforms)] = how.uniforms
         return sampling
 
-    def _give_blocks(self, stream: Stream, length: int) -> None:
+    def give_blocks(self, stream: Stream, length: int) -> None:
         while len(stream.blocks) * self.block_size < length:
             stream.blocks.append(self._free.pop())
 

@@ -77,7 +77,8 @@ def test_copied_blocks_continue_the_stream(reference, drive) -> None:
     model = reference("llama")
     driver, stream = drive(model, block_size=8), Stream(random_tokens(20, 1))
     driver.step([prefill(stream, 12)])
-    copy = Stream(stream.tokens, [30, 31], 12)
+    copy = Stream(stream.tokens, computed=12)
+    driver.give_blocks(copy, 12)
     driver.device.copy_blocks(list(zip(stream.blocks, copy.blocks, strict=True)))
     result = driver.step([decode(copy)])[0]
     np.testing.assert_allclose(result.logits, model.logits(stream.tokens)[12:13], atol=1e-4)

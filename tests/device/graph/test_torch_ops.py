@@ -51,13 +51,13 @@ def test_one_trace_serves_every_batch_of_its_shape(reference) -> None:
     driver = Driver(device, block_size=8, num_blocks=40, max_model_len=LONGEST, prompts_per_call=2)
     packed = load_model(model.directory, options, TorchPacker("float32"))
     cache = empty_cache(packed.spec.num_layers, 40, 8, packed.spec.num_kv_heads, packed.spec.head_dim)
-    first, second = Stream(random_tokens(30, 0)), Stream(random_tokens(30, 1))
+    first, second, third = (Stream(random_tokens(30, seed)) for seed in range(3))
+    for stream in (first, second, third):
+        driver.give_blocks(stream, 20)
 
     def step(program: Any, *counts: int) -> np.ndarray:
-        rows = [decode(first, counts[0]), prefill(second, counts[1]), prefill(Stream([1, 2], [30]), 2)]
+        rows = [decode(first, counts[0]), prefill(second, counts[1]), prefill(third, 2)]
         shape = dataclasses.replace(driver.padded_shape(rows), decode_width=4, prefill_tokens=20)
-        driver._give_blocks(first, 20)
-        driver._give_blocks(second, 20)
         batch = driver.pack(rows, shape)
         first.computed += counts[0]
         second.computed += counts[1]
