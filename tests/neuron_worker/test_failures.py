@@ -1,0 +1,95 @@
+"""A device that fails: its requests end with an error, the others are served, and the engine lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
+from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+
+from .engine import Engine, expected, greedy
+
+PROMPT = [(7 * i) % 60 + 3 for i in range(40)]
+
+
+@pytest.fixture(params=["arithmetic", "arithmetic-slots"])
+def engine(request: pytest.FixtureRequest, make_engine: Callable[..., Engine]) -> Engine:
+    return make_engine(options={"backend": request.param}, max_num_seqs=2)
+
+
+def fail_once(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: DeviceError) -> None:
+    """The next call of the device raises; the ones after it do not."""
+
+    def run(device: ArithmeticDevice, batch: Any) -> Any:
+        monkeypatch.undo()
+        raise error
+
+    monkeypatch.setattr(ArithmeticDevice, "run", run)
+
+
+@pytest.mark.parametrize("error", [DeviceError("out of order"), DeviceLost("gone")], ids=lambda e: type(e).__name__)
+def test_running_requests_end_and_waiting_ones_are_served(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: DeviceError
+) -> None:
+    engine.add("a", PROMPT, greedy(20))
+    engine.add("b", [3, 4], greedy(20))
+    engine.add("waits", [5, 6], greedy(8))
+    engine.step(5)
+    fail_once(engine, monkeypatch, error)
+    engine.finish()
+
+    assert engine.reasons == {"a": "error", "b": "error", "waits": "length"}
+    assert engine.tokens["waits"] == expected([5, 6], 8)
+    assert engine.tokens["a"] == expected(PROMPT, 20)[: len(engine.tokens["a"])]
+    assert engine.worker.neuronserve_metrics()["failed_steps"] == 1
+
+
+def test_no_prefix_of_a_failed_step_is_used_again(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    fail_once(engine, monkeypatch, DeviceError("out of order"))
+    engine.add("fails", PROMPT, greedy(5))
+    engine.finish()
+
+    again = engine.one(PROMPT, greedy(5))
+    assert engine.reasons["fails"] == "error"
+    assert again.num_cached_tokens == 0
+    assert list(again.outputs[0].token_ids) == expected(PROMPT, 5)
+
+
+def test_a_lost_device_is_replaced(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    before = engine.worker.runner.device
+    fail_once(engine, monkeypatch, DeviceLost("gone"))
+    engine.add("fails", PROMPT, greedy(5))
+    engine.finish()
+
+    assert engine.tokens_of([3, 4], greedy(3)) == expected([3, 4], 3)
+    assert engine.worker.runner.device is not before
+
+
+def test_a_device_that_does_not_come_back_fails_requests_not_the_engine(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    fail_once(engine, monkeypatch, DeviceLost("gone"))
+    engine.add("first", PROMPT, greedy(5))
+    engine.finish()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArithmeticDevice, "load", _cannot_load)
+        engine.add("second", [3, 4], greedy(5))
+        engine.finish()
+    engine.add("third", [3, 4], greedy(5))
+    engine.finish()
+
+    assert engine.reasons == {"first": "error", "second": "error", "third": "length"}
+    assert engine.tokens["third"] == expected([3, 4], 5)
+
+
+def _cannot_load(*_: Any) -> None:
+    raise DeviceLost("still gone")
