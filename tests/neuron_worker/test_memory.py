@@ -1,0 +1,50 @@
+"""How much memory the cache gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neuronserve.neuron_worker.memory import cache_bytes, free_bytes
+
+GIB = 2**30
+# Four sequences of 128 tokens are 32 blocks of 16, and one is vLLM's own.
+LIMITS: dict[str, Any] = {
+    "block_bytes": 1000,
+    "block_size": 16,
+    "max_num_seqs": 4,
+    "max_model_len": 128,
+    "given": None,
+    "utilization": 0.9,
+    "environ": {},
+    "free": GIB,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 33_000),
+        ({"max_model_len": 130}, 37_000),
+        ({"free": 50_000}, 25_000),  # half of what is free
+        ({"free": 50_000, "utilization": 0.2}, 10_000),
+        ({"given": 5}, 5),
+        ({"environ": {"VLLM_CPU_KVCACHE_SPACE": "2"}}, 2 * GIB),
+        ({"environ": {"VLLM_CPU_KVCACHE_SPACE": "0"}}, 33_000),
+        ({"given": 5, "environ": {"VLLM_CPU_KVCACHE_SPACE": "2"}}, 5),
+    ],
+    ids=str,
+)
+def test_size_of_the_cache(changes: dict[str, Any], expected: int) -> None:
+    assert cache_bytes(**{**LIMITS, **changes}) == expected
+
+
+@pytest.mark.parametrize("value", ["many", "-1"])
+def test_a_malformed_variable_is_named(value: str) -> None:
+    with pytest.raises(ValueError, match=rf"VLLM_CPU_KVCACHE_SPACE='{value}': expected a number of GiB"):
+        cache_bytes(**{**LIMITS, "environ": {"VLLM_CPU_KVCACHE_SPACE": value}})
+
+
+def test_this_machine_has_some_memory_free() -> None:
+    assert free_bytes() > 0

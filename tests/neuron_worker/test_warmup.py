@@ -1,0 +1,30 @@
+"""Shapes are prepared aloud, and sealed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
+from neuronserve.neuron_worker.device.base import StepShape
+from neuronserve.neuron_worker.device.errors import UncompiledShape
+from neuronserve.neuron_worker.warmup import describe, warm_up
+
+SHAPES = [StepShape(0, 1, 512, 2048), StepShape(4, 1, 0, 256), StepShape(4, 3, 64, 256)]
+
+
+def test_counts_aloud_and_seals() -> None:
+    device, said = ArithmeticDevice(), []
+    warm_up(device, SHAPES, said.append)
+    assert [re.sub(r"\d+\.\d s", "0.4 s", line) for line in said] == [
+        "1/3 prefill 512, context 2048, 0.4 s",
+        "2/3 decode 4, context 256, 0.4 s",
+        "3/3 decode 4 x 3 + prefill 64, context 256, 0.4 s",
+    ]
+    with pytest.raises(UncompiledShape):
+        device.compile(SHAPES[0])
+
+
+def test_a_shape_in_words() -> None:
+    assert describe(StepShape(1, 1, 16, 128)) == "decode 1 + prefill 16, context 128"
