@@ -214,13 +214,11 @@ def _attention(q: Tensor, positions: Tensor, keys: Tensor, values: Tensor, form:
     """Causal attention of each row's tokens over its own context, whose entry i is position i.
     q [rows, tokens, heads, head_dim], keys and values [rows, context, kv_heads, head_dim]
     -> [rows, tokens, heads * head_dim]"""
-    grouped = q.reshape(*q.shape[:2], form.num_kv_heads, -1, form.head_dim)  # [rows, tokens, kv_heads, group, head_dim]
-    scores = torch.einsum("rtkgd,rckd->rkgtc", grouped, keys) * form.scale
     behind = positions[:, :, None] - torch.arange(keys.shape[1])  # [rows, tokens, context]
     seen = behind >= 0 if form.window is None else (behind >= 0) & (behind < form.window)
-    scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
-    mixed = torch.einsum("rkgtc,rckd->rtkgd", scores.softmax(dim=-1), values)
-    return mixed.flatten(2)
+    q, keys, values = (heads.transpose(1, 2) for heads in (q, keys, values))  # heads before tokens
+    mixed = F.scaled_dot_product_attention(q, keys, values, seen[:, None], scale=form.scale, enable_gqa=True)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def _heads(qkv: Tensor, form: AttentionForm) -> tuple[Tensor, ...]:
