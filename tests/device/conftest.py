@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -14,6 +15,7 @@ from .driver import Driver
 from .models import LONGEST, Reference, make
 
 BACKENDS = ("torch", "cpu")
+NATIVE = "neuronserve.neuron_worker.device.cpu.device"
 
 
 @pytest.fixture(params=BACKENDS)
@@ -21,10 +23,9 @@ def new_device(request: pytest.FixtureRequest) -> Callable[[], Device]:
     """Makes a device of the backend under test."""
     if request.param == "torch":
         return TorchDevice
-    try:
-        native = import_module("neuronserve.neuron_worker.device.cpu.device")
-    except ImportError:
-        pytest.skip("the native device is not built")
+    if find_spec(NATIVE) is None:
+        pytest.skip("there is no native device yet")
+    native = import_module(NATIVE)
     return lambda: native.create(native.CAPABILITIES)
 
 
