@@ -1,0 +1,298 @@
+"""The device protocol with the device in another process, run by an interpreter of the user's choice.
+
+    RemoteDevice ── messages (wire), a step's arrays (step_memory) ──▶ host.Host ──▶ the backend's Device
+
+A verb waits for its reply until its deadline, and at most `silence` seconds after the other process last gave a sign
+of life. A process that died, hangs or talks garbage is killed; from then on every verb is `DeviceLost` until
+`restart` has brought the device to where it was, its cache empty.
+
+Knows no backend: what it can do comes with the greeting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from .base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
+from .errors import DeviceError, DeviceLost, UncompiledShape
+from .host_process import HostProcess
+from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
+from .wire import (
+    PROTOCOL,
+    RUN_REQUEST,
+    BadMessage,
+    Channel,
+    ChannelClosed,
+    Message,
+    Status,
+    Verb,
+    error_from_json,
+    from_json,
+    shape_to_json,
+    to_json,
+    type_from_json,
+    type_to_json,
+)
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds until a verb's reply is given up. Loading and compiling on a chip take long and are rightly waited for;
+    what stands still meanwhile is found by `silence`."""
+
+    start: float = 300.0
+    load: float = 3600.0
+    compile: float = 7200.0
+    run: float = 120.0
+    other: float = 60.0
+    silence: float = 120.0
+
+    def of(self, verb: Verb) -> float:
+        by_verb = {Verb.HELLO: self.start, Verb.LOAD: self.load, Verb.ALLOCATE: self.load, Verb.COMPILE: self.compile}
+        return by_verb.get(verb, self.other)
+
+    @property
+    def shortest(self) -> float:
+        return min(self.start, self.load, self.compile, self.run, self.other, self.silence)
+
+
+class RemoteDevice:
+    """See `base.Device`. The process runs from construction until `close`."""
+
+    def __init__(self, backend: str, device_python: str, deadlines: Deadlines | None = None) -> None:
+        self.backend = backend
+        self.device_python = device_python
+        self.deadlines = deadlines or Deadlines()
+        self._history: list[tuple[Callable[..., object], tuple[Any, ...]]] = []  # what a restart does again
+        self._lost: str | None = None  # why, once it is
+        self._closed = False
+        self._sequence = 0
+        self._limits: StepLimits | None = None
+        self._steps: dict[StepShape, tuple[int, StepMemory]] = {}  # with the shape's index in order of compilation
+        self._start()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def pid(self) -> int:
+        """Of the device's process, for reports."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._lost is None and not self._closed and self._process.is_alive
+
+    def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
+        # The other process has the same working directory now, but need not keep it.
+        draft_dir = None if draft_dir is None else os.path.abspath(draft_dir)
+        arguments = (os.path.abspath(model_dir), options, draft_dir)
+        facts = self._load(*arguments)
+        self._history.append((RemoteDevice._load, arguments))
+        return facts
+
+    def allocate(self, num_blocks: int) -> None:
+        self._allocate(int(num_blocks))
+        self._history.append((RemoteDevice._allocate, (int(num_blocks),)))
+
+    def compile(self, shape: StepShape) -> None:
+        self._compile(shape)
+        self._history.append((RemoteDevice._compile, (shape,)))
+
+    def seal(self) -> None:
+        self._seal()
+        self._history.append((RemoteDevice._seal, ()))
+
+    def run(self, batch: PackedBatch) -> DeviceOutput:
+        self._check_usable()
+        found = self._steps.get(batch.shape)
+        if found is None:
+            raise UncompiledShape(f"{batch.shape} was never compiled; compiled are {len(self._steps)} others")
+        index, step = found
+        step.write(batch)
+        reply = self._exchange(Verb.RUN, RUN_REQUEST.pack(index, batch.prompt_logprobs), self.deadlines.run)
+        try:
+            return step.read(reply)
+        except BadMessage as error:
+            self._lose(f"answered run with garbage: {error}")
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._ask(Verb.COPY_BLOCKS, {"pairs": [(int(source), int(target)) for source, target in pairs]})
+
+    def ping(self) -> float:
+        """Seconds of one empty exchange."""
+        began = time.perf_counter()
+        self._ask(Verb.PING, {})
+        return time.perf_counter() - began
+
+    def restart(self) -> None:
+        """A new process that loads, allocates, compiles and seals what was asked of this device. The cache is empty."""
+        self._release()
+        self._start()
+        for verb, arguments in self._history:
+            verb(self, *arguments)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        patience = 0.0
+        try:
+            self._exchange(Verb.CLOSE, b"", _CLOSE_SECONDS)
+            patience = _CLOSE_SECONDS
+        except DeviceError as error:
+            logger.info("closing: %s", error)
+        finally:
+            self._closed = True
+            self._release(patience)
+
+    def _load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None) -> ModelFacts:
+        request = {"model_dir": model_dir, "options": type_to_json(options), "draft_dir": draft_dir}
+        reply = self._ask(Verb.LOAD, request)
+        try:
+            facts = type_from_json(ModelFacts, reply)
+        except BadMessage as error:
+            self._lose(f"answered load with garbage: {error}")
+        self._limits = StepLimits(
+            options.block_size, options.prompts_per_call, facts.vocab_size, options.max_prompt_logprobs
+        )
+        return facts
+
+    def _allocate(self, num_blocks: int) -> None:
+        self._ask(Verb.ALLOCATE, {"num_blocks": num_blocks})
+
+    def _compile(self, shape: StepShape) -> None:
+        self._check_usable()
+        if self._limits is None:
+            raise DeviceError(f"{shape} cannot be compiled before a model is loaded; call load first")
+        num_bytes = bytes_of(shape, self._limits)
+        self._memory.grow(num_bytes)
+        request = {"shape": shape_to_json(shape), "index": self._num_compiled, "num_bytes": num_bytes}
+        self._ask(Verb.COMPILE, request)
+        self._steps[shape] = self._num_compiled, StepMemory(shape, self._limits, self._memory)
+        self._num_compiled += 1
+
+    def _seal(self) -> None:
+        self._ask(Verb.SEAL, {})
+
+    def _start(self) -> None:
+        self._lost, self._closed = None, False
+        self._limits, self._steps, self._num_compiled = None, {}, 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        memory = SharedMemory.create()
+        channel = Channel(ours)
+        descriptors = (theirs.fileno(), memory.descriptor)
+        arguments = ("--socket", str(descriptors[0]), "--memory", str(descriptors[1]))
+        try:
+            process = HostProcess(self.device_python, arguments, descriptors)
+        except DeviceError:
+            channel.close()
+            memory.close()
+            raise
+        finally:
+            theirs.close()  # or its end would never be seen
+        ours.settimeout(min(_TICK_SECONDS, self.deadlines.shortest / 4))
+        self._channel, self._memory, self._process = channel, memory, process
+        self._beats = memory.beats
+        self._finalizer = weakref.finalize(self, _release, process, channel, memory)
+        self._greet()
+
+    def _greet(self) -> None:
+        try:
+            reply = self._ask(Verb.HELLO, {"protocol": PROTOCOL, "backend": self.backend})
+            if reply.get("protocol") != PROTOCOL:
+                raise BadMessage(f"this side speaks protocol {PROTOCOL}, the other {reply.get('protocol')}")
+            self._capabilities = type_from_json(Capabilities, reply.get("capabilities"))
+        except BadMessage as error:
+            self._lose(f"answered the greeting with garbage: {error}")
+        except DeviceError:
+            self._release()
+            raise
+        logger.info(
+            "the %s device runs in process %d: %s, Python %s, numpy %s",
+            *(self.backend, self.pid, self._process.python, reply.get("python"), reply.get("numpy")),
+        )
+
+    def _ask(self, verb: Verb, request: Mapping[str, Any]) -> dict[str, Any]:
+        reply = self._exchange(verb, to_json(request), self.deadlines.of(verb))
+        try:
+            return from_json(reply)
+        except BadMessage as error:
+            self._lose(f"answered {verb.name.lower()} with garbage: {error}")
+
+    def _exchange(self, verb: Verb, payload: bytes, deadline: float) -> bytes:
+        """The reply's payload; a reported error raised as what it was there."""
+        self._check_usable()
+        self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
+        name = verb.name.lower()
+        try:
+            self._channel.send(verb, Status.REQUEST, sequence, payload)
+            reply = self._receive(deadline)
+            if (reply.verb, reply.sequence) != (verb, sequence):
+                raise BadMessage(f"the reply is for verb {reply.verb}, message {reply.sequence}")
+            if reply.status == Status.DONE:
+                return reply.payload
+            error = error_from_json(from_json(reply.payload))
+        except ChannelClosed:
+            self._lose(f"ended during {name}")
+        except TimeoutError as hung:
+            self._lose(f"hung during {name}: {hung}")
+        except BadMessage as garbage:
+            self._lose(f"answered {name} with garbage: {garbage}")
+        except BaseException:
+            self._abandon(f"was left alone during {name}")  # its answer would be taken for the next one's
+            raise
+        raise error
+
+    def _receive(self, deadline: float) -> Message:
+        now = time.monotonic()
+        give_up, last_sign, beats = now + deadline, now, int(self._beats[0])
+        while True:
+            try:
+                return self._channel.receive()
+            except TimeoutError:  # one tick of the socket's
+                now = time.monotonic()
+            if int(self._beats[0]) != beats:
+                last_sign, beats = now, int(self._beats[0])
+            if now - last_sign >= self.deadlines.silence:
+                raise TimeoutError(f"no sign of life for {self.deadlines.silence:g} s")
+            if now >= give_up:
+                raise TimeoutError(f"no answer within {deadline:g} s")
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed")
+        if self._lost is not None:
+            raise DeviceLost(self._lost)
+
+    def _lose(self, what: str) -> NoReturn:
+        self._abandon(what)
+        raise DeviceLost(self._lost)
+
+    def _abandon(self, what: str) -> None:
+        """Kill the process, whatever it does; every verb from here on says why."""
+        # One that closed its end is about to exit, and its exit status tells more than our signal would.
+        self._release(patience=1.0 if what.startswith("ended") else 0.0)
+        self._lost = f"the device's process {self.pid} ({self._process.python}) {what}; {self._process.obituary()}"
+
+    def _release(self, patience: float = 0.0) -> None:
+        if self._finalizer.detach():
+            _release(self._process, self._channel, self._memory, patience)
+
+
+def _release(process: HostProcess, channel: Channel, memory: SharedMemory, patience: float = 0.0) -> None:
+    process.end(patience)
+    channel.close()
+    memory.close()

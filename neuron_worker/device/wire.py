@@ -1,0 +1,166 @@
+"""Messages between the two ends of a remote device: framing, verbs, and frozen types as JSON.
+
+A message is a header of 16 bytes and a payload. Payloads are JSON, those of `run` apart: a step's arrays lie in
+shared memory (`step_memory`), so its messages are two small structs. Nothing is pickled: what arrives can be
+misread, never executed.
+
+Knows no process, no deadline and no backend. The rules in words: docs/device-protocol.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import socket
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple, TypeVar
+
+from . import errors
+from .base import Capabilities, DeviceOptions, ModelFacts, StepShape
+from .errors import DeviceError
+
+PROTOCOL = 1
+"""Raised with any change to a message, to a type that crosses, or to the order of arrays in shared memory."""
+
+_MAGIC = b"NSDP"
+_HEADER = struct.Struct("<4sBBHII")  # magic, verb, status, 0, sequence, bytes of payload
+_LARGEST_PAYLOAD = 1 << 24  # far above any real message, far below what would hurt to read
+
+RUN_REQUEST = struct.Struct("<II")  # index of the shape, in order of compilation; prompt_logprobs
+RUN_REPLY = struct.Struct("<iiid")  # rows of logits, alternatives per score, drafts per row, -1 for none; seconds
+
+
+class Verb(enum.IntEnum):
+    HELLO = 1
+    LOAD = 2
+    ALLOCATE = 3
+    COMPILE = 4
+    SEAL = 5
+    RUN = 6
+    COPY_BLOCKS = 7
+    PING = 8
+    CLOSE = 9
+
+
+class Status(enum.IntEnum):
+    REQUEST = 0
+    DONE = 1
+    FAILED = 2  # the payload is an error
+
+
+class ChannelClosed(EOFError):
+    """The other end is gone."""
+
+
+class BadMessage(ValueError):
+    """What arrived is not of this protocol."""
+
+
+class Message(NamedTuple):
+    verb: int
+    status: int
+    sequence: int  # a reply carries its request's
+    payload: bytes
+
+
+class Channel:
+    """One end of the socket. Not thread-safe."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._received = bytearray()
+
+    def send(self, verb: int, status: int, sequence: int, payload: bytes = b"") -> None:
+        try:
+            self._socket.sendall(_HEADER.pack(_MAGIC, verb, status, 0, sequence, len(payload)) + payload)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self) -> Message:
+        """The next message. After the socket's TimeoutError it may be called again: nothing is lost."""
+        self._fill(_HEADER.size)
+        magic, verb, status, _, sequence, length = _HEADER.unpack_from(self._received)
+        if magic != _MAGIC or length > _LARGEST_PAYLOAD:
+            raise BadMessage(f"a message began with {bytes(self._received[: _HEADER.size])!r}")
+        end = _HEADER.size + length
+        self._fill(end)
+        payload = bytes(self._received[_HEADER.size : end])
+        del self._received[:end]
+        return Message(verb, status, sequence, payload)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _fill(self, count: int) -> None:
+        while len(self._received) < count:
+            try:
+                chunk = self._socket.recv(65536)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not chunk:
+                raise ChannelClosed("the other end closed the connection")
+            self._received += chunk
+
+
+def to_json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values).encode()
+
+
+def from_json(payload: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(payload or b"{}")
+    except ValueError as error:
+        raise BadMessage(f"a payload is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise BadMessage(f"a payload is {type(values).__name__}, not an object")
+    return values
+
+
+def shape_to_json(shape: StepShape) -> list[int]:
+    return [int(size) for size in (shape.decode_rows, shape.decode_width, shape.prefill_tokens, shape.context)]
+
+
+def shape_from_json(values: Sequence[int]) -> StepShape:
+    return StepShape(*values)
+
+
+def pairs_from_json(values: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+    return [(int(source), int(target)) for source, target in values]
+
+
+T = TypeVar("T", Capabilities, DeviceOptions, ModelFacts)
+
+
+def type_to_json(value: Capabilities | DeviceOptions | ModelFacts) -> dict[str, Any]:
+    return asdict(value)
+
+
+def type_from_json(kind: type[T], values: object) -> T:
+    """A frozen type of the protocol. Its sequences are tuples; JSON has lists."""
+    names = {field.name for field in fields(kind)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise BadMessage(f"{kind.__name__} has {sorted(names)}, the message has {values!r}")
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return kind(**given)
+
+
+def error_to_json(error: Exception) -> dict[str, Any]:
+    """An error as its class's names, the most special first, and its message."""
+    if not isinstance(error, DeviceError):
+        return {"types": ["DeviceError"], "message": f"the backend failed: {type(error).__name__}: {error}"}
+    return {"types": [kind.__name__ for kind in type(error).__mro__], "message": str(error)}
+
+
+def error_from_json(values: Mapping[str, Any]) -> DeviceError:
+    """The first class of the error tree that is named; a backend's own subclass becomes the nearest one here."""
+    for name in values.get("types", ()):
+        kind = getattr(errors, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, DeviceError):
+            return kind(str(values.get("message", "")))
+    raise BadMessage(f"not an error: {values!r}")
