@@ -1,0 +1,176 @@
+"""The embedded `cpu` device: C kernels over packed weights, one call into the library per step.
+
+`load` packs the checkpoint and records the graph, `compile` binds it to a shape and reserves the memory, `run` hands
+over addresses. Where no library can be had, `create` gives the same device on torch instead.
+Knows no request and no policy.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import (
+    Capabilities,
+    Device,
+    DeviceOptions,
+    DeviceOutput,
+    ModelFacts,
+    PackedBatch,
+    StepShape,
+)
+from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
+from ..graph.decoder import Model, decode_step, load_model
+from ..graph.ops import FloatType
+from ..graph.spec import kv_bytes_per_token
+from .library import ISA_VARIABLE, TYPES, NativeMissing, Session, load, num_threads
+from .native_ops import NativeOps, Recording
+from .packer import NativePacker
+from .program import BoundProgram, Results, padding_batch
+
+log = logging.getLogger(__name__)
+
+CAPABILITIES = Capabilities(
+    name="cpu",
+    on_chip=False,
+    kv_layout="blocks",
+    mixes_prefill_and_decode=True,
+    splits_prompts=True,
+    all_live_rows_in_decode=False,
+    prompts_per_prefill=None,
+    outputs=("logits", "tokens"),
+    sampling="per_step",
+    max_top_k=None,
+    prompt_logprobs=True,
+    fused_speculation=False,
+    tensor_parallel_degrees=None,
+    default_max_num_seqs=32,
+    default_max_graphs=64,
+    fine_prefill_ladder=True,
+)
+
+
+def create(capabilities: Capabilities = CAPABILITIES) -> Device:
+    """The device on C kernels, or on torch where there is no library and no compiler."""
+    try:
+        load()
+    except NativeMissing as missing:
+        log.warning("%s. The cpu device runs on torch instead: the same results, several times slower.", missing)
+        from ..graph.torch_device import TorchDevice
+
+        return TorchDevice(capabilities)
+    return CpuDevice(capabilities)
+
+
+class CpuDevice:
+    """See `base.Device` for the order of calls."""
+
+    def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
+        self.capabilities = capabilities
+        self._session: Session | None = None
+        self._model: Model | None = None
+        self._options: DeviceOptions | None = None
+        self._recording: Recording | None = None
+        self._results = Results()
+        self._programs: dict[StepShape, BoundProgram] = {}
+        self._num_blocks = 0
+        self._sealed = False
+
+    def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
+        if draft_dir is not None:
+            raise UnsupportedModel(f"draft model {draft_dir}: the cpu device does not speculate on its own")
+        if options.dtype not in TYPES[:3]:
+            raise UnsupportedModel(f"dtype is {options.dtype!r}; supported are {', '.join(TYPES[:3])}")
+        self.close()
+        self._session = Session(num_threads(options.threads), os.environ.get(ISA_VARIABLE, ""))
+        packer = NativePacker(self._session, cast(FloatType, options.dtype))
+        self._model, self._options = load_model(model_dir, options, packer), options
+        ops = NativeOps()
+        decode_step(ops, self._model)
+        self._recording = ops.recording
+        spec = self._model.spec
+        slots = self._session.block_slots(options.block_size)
+        return ModelFacts(
+            architecture=spec.architecture,
+            vocab_size=spec.vocab_size,
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            bytes_per_kv_token=-(-kv_bytes_per_token(spec, "float32") * slots // options.block_size),
+            weight_bytes=packer.num_bytes,
+            compute_dtype="float32",
+            notes=_notes(options, self._session),
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        session, model, options = self._loaded()
+        spec = model.spec
+        if num_blocks < 2:
+            raise DoesNotFit(f"{num_blocks} cache blocks: the scratch block and at least one more are needed")
+        session.cache(spec.num_layers, num_blocks, options.block_size, spec.num_kv_heads, spec.head_dim)
+        self._num_blocks = num_blocks
+
+    def compile(self, shape: StepShape) -> None:
+        session, model, options = self._loaded()
+        if self._sealed:
+            raise UncompiledShape(f"{shape} came after the last shape was compiled")
+        if not self._num_blocks:
+            raise DeviceError("compile before allocate: there is no cache")
+        blocks_per_row = -(-shape.context // options.block_size)
+        if blocks_per_row > -(-options.max_model_len // options.block_size):
+            raise DoesNotFit(f"{shape} has a context above max_model_len {options.max_model_len}")
+        if shape in self._programs:
+            return
+        assert self._recording is not None
+        bound = self._recording.bind(shape, options.prompts_per_call)
+        program = BoundProgram(shape, bound, options, model.spec.vocab_size, session)
+        self._results.reserve(program.num_rows, shape, options.max_prompt_logprobs)
+        is_first = not self._programs
+        self._programs[shape] = program
+        # One real token through the first program shows that everything is in its place; for the others, whose
+        # operations are the same, an empty step does.
+        program.run(padding_batch(shape, program.num_prompts, blocks_per_row, 1 if is_first else 0), self._results)
+
+    def seal(self) -> None:
+        self._sealed = True
+
+    def run(self, batch: PackedBatch) -> DeviceOutput:
+        started = time.perf_counter()
+        program = self._programs.get(batch.shape)
+        if program is None:
+            self._loaded()
+            raise UncompiledShape(f"{batch.shape} was never compiled; compiled are {len(self._programs)} others")
+        program.run(batch, self._results)
+        return program.output(batch, self._results, started)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        session, _, _ = self._loaded()
+        blocks: NDArray[np.int64] = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        if blocks.size and not 0 <= blocks.min() <= blocks.max() < self._num_blocks:
+            raise DoesNotFit(f"blocks {pairs} to copy; the cache has blocks 0 to {self._num_blocks - 1}")
+        session.copy_blocks(blocks)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = self._model = self._recording = None
+        self._programs.clear()
+        self._num_blocks, self._sealed = 0, False
+
+    def _loaded(self) -> tuple[Session, Model, DeviceOptions]:
+        if self._session is None or self._model is None or self._options is None:
+            raise DeviceError("no model is loaded; call load first")
+        return self._session, self._model, self._options
+
+
+def _notes(options: DeviceOptions, session: Session) -> tuple[str, ...]:
+    notes = [f"{session.num_threads} threads, {session.isa} kernels"]
+    if options.dtype != "float32":
+        notes.append(f"weights are kept in {options.dtype}, computed in float32")
+    return tuple(notes)

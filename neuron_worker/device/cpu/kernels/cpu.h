@@ -1,0 +1,153 @@
+/* What the parts of the library agree on: operations, batches, and the state of a step.
+ *
+ * A program is a flat array of `struct op`. Values live in one workspace and are named by byte offsets, so the
+ * workspace may be one memory shared by all programs. `native_ops.py` mirrors the public structures field by field;
+ * `ns_layout` lets it check the sizes. Integers of the engine's arrays are int32, everything else is 64 bits wide.
+ */
+#ifndef NEURONSERVE_CPU_H
+#define NEURONSERVE_CPU_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum op_kind {
+    OP_EMBED, OP_NORM, OP_LINEAR, OP_HEAD_NORM, OP_PLACE, OP_ATTEND, OP_SELECT, OP_SAMPLE, OP_GATHER, OP_SCORE,
+    OP_KINDS
+};
+enum value_type { TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_INT8 };
+enum activation { ACT_NONE, ACT_SILU_GATE, ACT_GELU_GATE, ACT_GELU, ACT_GELU_TANH };
+enum row_set { ROWS_TOKENS, ROWS_SELECTED, ROWS_SLICE };
+enum want { WANT_NOTHING, WANT_TOKEN, WANT_LOGITS };
+
+enum { NO_VALUE = -1, SLICE_ROWS = 32, MAX_THREADS = 256 };
+
+struct op {
+    int64_t kind, rows;           /* op_kind, row_set */
+    int64_t x, y, residual;       /* byte offsets of values in the workspace; residual may be NO_VALUE */
+    int64_t x_stride, y_stride, residual_stride; /* in floats */
+    int64_t in, out;              /* widths; `out` of a gate counts both halves */
+    int64_t weight_type, activation;
+    int64_t layer, heads, kv_heads, head_dim, window; /* window 0: none */
+    int64_t slice;                /* which SLICE_ROWS of the rows to score */
+    int64_t kind_of_norm;         /* 0 rms, 1 layer */
+    const void *weight;           /* panels, table, norm weight */
+    const float *scale, *bias;
+    const void *second;           /* position table, key's norm weight */
+    int64_t second_type;
+    double number;                /* epsilon, or the scale of attention scores */
+};
+
+struct program {
+    const struct op *ops;
+    int64_t num_ops;
+    int64_t decode_rows, decode_width, prefill_tokens, prompts, context; /* the shape */
+    int64_t blocks_per_row;
+    int64_t vocab;
+    int64_t queries_per_item;     /* of one prompt, attended to together */
+};
+
+/* One step, as the engine packs it; see `base.py`. A part that the shape lacks is NULL. */
+struct batch {
+    const int32_t *decode_tokens, *decode_positions, *decode_lengths, *decode_blocks;
+    const int32_t *prefill_tokens, *prefill_starts, *prefill_lengths, *prefill_positions, *prefill_blocks;
+    const int32_t *targets;
+    const int32_t *want, *top_k;
+    const float *temperature, *top_p, *min_p;
+    const double *uniforms;
+    int64_t top_alternatives;
+    int32_t *tokens;              /* out [N, W] */
+    float *target_logprobs;       /* out [T] */
+    int32_t *target_ranks;        /* out [T] */
+    int32_t *top_ids;             /* out [T, top_alternatives] */
+    float *top_logprobs;          /* out [T, top_alternatives] */
+    int64_t num_logit_rows;       /* out: rows of logits, first in the head's output */
+    int64_t num_scored;           /* out: prompt positions that had a target */
+};
+
+/* A run of tokens of one request: a decode row or a prompt. */
+struct sequence {
+    const int32_t *blocks;
+    int32_t first;                /* index of its first token among the real ones */
+    int32_t length;
+    int32_t position;             /* of that token */
+};
+
+struct selected {
+    int32_t token;                /* which real token's row */
+    int32_t row;                  /* output row, decode rows first */
+    int32_t column;               /* token within the output row */
+};
+
+struct attend_item {
+    int32_t sequence, query, num_queries;
+};
+
+/* Padding is gone here: `num_tokens` real tokens stand side by side, whatever the shape. */
+struct step {
+    const struct program *program;
+    struct batch *batch;
+    char *workspace;
+    int64_t num_tokens, num_sequences, num_selected, num_logit_rows, num_scored, num_attend_items;
+    int32_t *ids, *positions;     /* per real token */
+    int32_t *sequence_of;         /* per real token */
+    struct sequence *sequences;
+    struct selected *selected;    /* rows that want logits first, in order; then those that want a token */
+    int32_t *scored, *scored_at;  /* real token and its place in `prefill_tokens`, for each position to score */
+    struct attend_item *attend_items;
+    /* cache */
+    float *keys, *values;
+    int64_t block_size, block_slots, key_lanes, num_blocks, cache_heads, cache_head_dim;
+    int num_threads;
+};
+
+static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/* Floats of one layer's keys (or values). */
+static inline int64_t layer_floats(const struct step *s)
+{
+    return s->num_blocks * s->cache_heads * s->block_slots * s->cache_head_dim;
+}
+
+/* Keys are kept transposed in groups of `key_lanes` slots, [group][head_dim][lane]; values are [slot][head_dim]. */
+static inline int64_t head_floats(const struct step *s, int64_t block, int64_t head)
+{
+    return (block * s->cache_heads + head) * s->block_slots * s->cache_head_dim;
+}
+
+struct pack_job {
+    const float *source;          /* [rows, in], C-contiguous */
+    int64_t first_row, rows, in;  /* where they stand among the weight's rows (of their half, for a gate) */
+    int64_t gate_half;            /* 0 gate or plain, 1 up */
+    int64_t is_gate;
+    int64_t type;
+    void *panels;
+    float *scale;                 /* int8: written per row */
+};
+
+/* What one instruction set brings. */
+struct kernels {
+    const char *name;
+    int64_t panel_width, max_rows;
+    int64_t (*count[OP_KINDS])(const struct step *, const struct op *);
+    void (*run[OP_KINDS])(const struct step *, const struct op *, int64_t item, float *scratch);
+    void (*pack)(const struct pack_job *, int64_t first, int64_t rows);
+};
+
+extern const struct kernels ns_kernels_avx512, ns_kernels_avx2, ns_kernels_base;
+
+/* pool.c */
+struct pool;
+typedef void (*pool_job)(void *context, int thread);
+struct pool *pool_open(int num_threads);
+void pool_close(struct pool *);
+void pool_quiet(struct pool *); /* wait for latecomers of the last run; before its counters are reset */
+void pool_run(struct pool *, pool_job, void *context);
+
+struct counter {
+    _Alignas(64) _Atomic int64_t next;
+    _Atomic int64_t done;
+};
+void pool_wait(struct counter *, int64_t count);
+
+#endif

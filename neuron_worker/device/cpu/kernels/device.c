@@ -1,0 +1,310 @@
+/* The library's face: open a session, pack weights, reserve memory, run programs.
+ *
+ * Everything a step needs is reserved beforehand; `ns_run` allocates nothing. `ns_maps` counts the memory taken, so
+ * a test can see that it stays the same.
+ */
+#define _GNU_SOURCE
+#include "cpu.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+struct region {
+    char *start;
+    size_t size;
+};
+
+struct session {
+    struct pool *pool;
+    const struct kernels *kernels;
+    int num_threads;
+    struct region workspace, scratch, lists, cache;
+    size_t scratch_bytes;         /* of one thread */
+    int64_t num_layers;
+    struct step step;
+    struct counter *counters;     /* one per operation */
+    int64_t num_counters, capacity_tokens, capacity_sequences;
+    const struct pack_job *pack_job;
+    double *profile;              /* seconds per operation of a program, or NULL */
+    char error[256];
+};
+
+static _Atomic int64_t maps;
+
+int64_t ns_maps(void) { return atomic_load(&maps); }
+
+/* Zero pages, touched when first used; large pages where the system gives them. */
+void *ns_map(int64_t size)
+{
+    if (size < 1)
+        size = 1;
+    void *p = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(p, (size_t)size, MADV_HUGEPAGE);
+#endif
+    atomic_fetch_add(&maps, 1);
+    return p;
+}
+
+void ns_unmap(void *p, int64_t size)
+{
+    if (p)
+        munmap(p, (size_t)(size < 1 ? 1 : size));
+}
+
+static int grow(struct region *region, size_t size)
+{
+    if (region->start && region->size >= size)
+        return 0;
+    char *start = ns_map((int64_t)size);
+    if (!start)
+        return -1;
+    ns_unmap(region->start, (int64_t)region->size);
+    *region = (struct region){start, size};
+    return 0;
+}
+
+static int failed(struct session *session, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(session->error, sizeof session->error, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+const char *ns_error(const struct session *session) { return session->error; }
+
+/* Sizes the caller compares with its own view of the structures. */
+int64_t ns_layout(int64_t which)
+{
+    const int64_t sizes[] = {sizeof(struct op), sizeof(struct program), sizeof(struct batch), sizeof(struct pack_job),
+                             SLICE_ROWS, MAX_THREADS};
+    return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
+}
+
+static const struct kernels *find_kernels(const char *name)
+{
+    int any = !name || !*name;
+    (void)any;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if ((any || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return &ns_kernels_avx512;
+    if ((any || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
+        && __builtin_cpu_supports("f16c"))
+        return &ns_kernels_avx2;
+#endif
+    return any || !strcmp(name, "base") ? &ns_kernels_base : NULL;
+}
+
+/* NULL: this processor lacks the instruction set `isa` ("" chooses the best), or memory is short. */
+struct session *ns_open(int num_threads, const char *isa)
+{
+    const struct kernels *kernels = find_kernels(isa);
+    struct session *session = kernels ? calloc(1, sizeof *session) : NULL;
+    if (!session)
+        return NULL;
+    session->kernels = kernels;
+    session->num_threads = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
+    session->pool = pool_open(session->num_threads);
+    if (!session->pool) {
+        free(session);
+        return NULL;
+    }
+    return session;
+}
+
+void ns_close(struct session *session)
+{
+    pool_close(session->pool);
+    struct region *regions[] = {&session->workspace, &session->scratch, &session->lists, &session->cache};
+    for (size_t i = 0; i < sizeof regions / sizeof *regions; i++)
+        ns_unmap(regions[i]->start, (int64_t)regions[i]->size);
+    free(session->counters);
+    free(session);
+}
+
+const char *ns_isa(const struct session *session) { return session->kernels->name; }
+int64_t ns_panel_width(const struct session *session) { return session->kernels->panel_width; }
+void *ns_workspace(const struct session *session) { return session->workspace.start; }
+void ns_profile(struct session *session, double *seconds) { session->profile = seconds; }
+
+enum { PACK_ROWS = 32 };
+
+static void pack_rows(void *context, int thread)
+{
+    struct session *session = context;
+    const struct pack_job *job = session->pack_job;
+    (void)thread;
+    for (;;) {
+        int64_t first = atomic_fetch_add(&session->counters[0].next, PACK_ROWS), rows = job->rows - first;
+        if (rows <= 0)
+            return;
+        session->kernels->pack(job, first, rows < PACK_ROWS ? rows : PACK_ROWS);
+        atomic_fetch_add(&session->counters[0].done, rows < PACK_ROWS ? rows : PACK_ROWS);
+    }
+}
+
+static int reserve_counters(struct session *session, int64_t count)
+{
+    if (session->num_counters >= count)
+        return 0;
+    void *counters;
+    if (posix_memalign(&counters, 64, (size_t)count * sizeof(struct counter)))
+        return -1;
+    free(session->counters);
+    session->counters = counters;
+    session->num_counters = count;
+    return 0;
+}
+
+int ns_pack(struct session *session, const struct pack_job *job)
+{
+    pool_quiet(session->pool);
+    if (reserve_counters(session, 1))
+        return failed(session, "no memory");
+    memset(session->counters, 0, sizeof *session->counters);
+    session->pack_job = job;
+    pool_run(session->pool, pack_rows, session);
+    pool_wait(session->counters, job->rows);
+    return 0;
+}
+
+/* Key lanes and slots of a block: a size that is no multiple of the lanes is padded. */
+int64_t ns_block_slots(int64_t block_size)
+{
+    int64_t lanes = block_size % 16 == 8 || block_size <= 8 ? 8 : 16;
+    return round_up(block_size, lanes);
+}
+
+/* Pages come when they are first written, so a large cache costs nothing here. */
+int ns_cache(struct session *session, int64_t layers, int64_t blocks, int64_t block_size, int64_t heads,
+             int64_t head_dim)
+{
+    struct step *s = &session->step;
+    s->block_size = block_size;
+    s->block_slots = ns_block_slots(block_size);
+    s->key_lanes = s->block_slots % 16 ? 8 : 16;
+    if (block_size % 16 == 8)
+        s->key_lanes = 8;
+    s->num_blocks = blocks;
+    s->cache_heads = heads;
+    s->cache_head_dim = head_dim;
+    session->num_layers = layers;
+    size_t half = (size_t)(layers * layer_floats(s)) * sizeof(float);
+    /* Kernels read whole vectors: up to a panel beyond the last value. */
+    if (grow(&session->cache, 2 * half + 4096))
+        return failed(session, "no memory for a cache of %lld blocks (%lld bytes)", (long long)blocks,
+                      (long long)(2 * half));
+    s->keys = (float *)session->cache.start;
+    s->values = (float *)(session->cache.start + half);
+    return 0;
+}
+
+void ns_copy_blocks(struct session *session, const int64_t *pairs, int64_t count)
+{
+    const struct step *s = &session->step;
+    size_t floats = (size_t)head_floats(s, 1, 0);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t layer = 0; layer < session->num_layers; layer++)
+            for (int half = 0; half < 2; half++) {
+                float *base = (half ? s->values : s->keys) + layer * layer_floats(s);
+                memmove(base + head_floats(s, pairs[2 * i + 1], 0), base + head_floats(s, pairs[2 * i], 0),
+                        floats * sizeof(float));
+            }
+}
+
+/* Memory for the largest program so far; called for every program before the first step. */
+int ns_reserve(struct session *session, int64_t workspace, int64_t scratch, int64_t ops, int64_t tokens,
+               int64_t sequences)
+{
+    struct step *s = &session->step;
+    pool_quiet(session->pool);
+    size_t of_thread = (size_t)round_up(scratch, 4096);
+    if (of_thread > session->scratch_bytes)
+        session->scratch_bytes = of_thread;
+    int64_t t = tokens > session->capacity_tokens ? tokens : session->capacity_tokens;
+    int64_t n = sequences > session->capacity_sequences ? sequences : session->capacity_sequences;
+    session->capacity_tokens = t;
+    session->capacity_sequences = n;
+    size_t lists = (size_t)(t + n) * (5 * sizeof(int32_t) + sizeof(struct sequence) + sizeof(struct selected)
+                                      + sizeof(struct attend_item)) + 1024;
+    if (reserve_counters(session, ops) || grow(&session->workspace, (size_t)workspace)
+        || grow(&session->scratch, session->scratch_bytes * (size_t)session->num_threads)
+        || grow(&session->lists, lists))
+        return failed(session, "no memory for a workspace of %lld bytes", (long long)workspace);
+    char *at = session->lists.start;
+    s->sequences = (struct sequence *)at, at += sizeof(struct sequence) * (size_t)(t + n);
+    s->selected = (struct selected *)at, at += sizeof(struct selected) * (size_t)(t + n);
+    s->attend_items = (struct attend_item *)at, at += sizeof(struct attend_item) * (size_t)(t + n);
+    int32_t **lists_of_ints[] = {&s->ids, &s->positions, &s->sequence_of, &s->scored, &s->scored_at};
+    for (size_t i = 0; i < sizeof lists_of_ints / sizeof *lists_of_ints; i++)
+        *lists_of_ints[i] = (int32_t *)at, at += sizeof(int32_t) * (size_t)(t + n);
+    return 0;
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void run_program(void *context, int thread)
+{
+    struct session *session = context;
+    const struct step *s = &session->step;
+    const struct kernels *kernels = session->kernels;
+    float *scratch = (float *)(session->scratch.start + session->scratch_bytes * (size_t)thread);
+    double *profile = thread ? NULL : session->profile, began = profile ? seconds() : 0.0;
+    for (int64_t i = 0; i < s->program->num_ops; i++) {
+        const struct op *op = &s->program->ops[i];
+        int64_t count = kernels->count[op->kind](s, op);
+        int64_t claim = count / (16 * session->num_threads);
+        struct counter *counter = &session->counters[i];
+        if (claim < 1)
+            claim = 1;
+        while (count) {
+            int64_t item = atomic_fetch_add_explicit(&counter->next, claim, memory_order_relaxed);
+            int64_t end = item + claim < count ? item + claim : count;
+            if (item >= count)
+                break;
+            for (int64_t j = item; j < end; j++)
+                kernels->run[op->kind](s, op, j, scratch);
+            atomic_fetch_add_explicit(&counter->done, end - item, memory_order_release);
+        }
+        if (count)
+            pool_wait(counter, count);
+        if (profile) {
+            double now = seconds();
+            profile[i] += now - began;
+            began = now;
+        }
+    }
+}
+
+int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size);
+
+/* One step. 0, or -1 with a text in `ns_error` and nothing computed. */
+int ns_run(struct session *session, const struct program *program, struct batch *batch)
+{
+    struct step *s = &session->step;
+    pool_quiet(session->pool);
+    s->workspace = session->workspace.start;
+    s->num_threads = session->num_threads;
+    if (program->num_ops > session->num_counters)
+        return failed(session, "a program of %lld operations was not reserved", (long long)program->num_ops);
+    if (prepare_step(s, program, batch, session->error, sizeof session->error))
+        return -1;
+    memset(session->counters, 0, (size_t)program->num_ops * sizeof *session->counters);
+    pool_run(session->pool, run_program, session);
+    return 0;
+}

@@ -1,0 +1,23 @@
+/* All kernels for one instruction set; `build.py` compiles this once per set, with VARIANT and its options. */
+#include "linear.h"
+#include "rows.h"
+#include "attention.h"
+#include "sampling.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+const struct kernels JOIN(ns_kernels_, VARIANT) = {
+    .name = TEXT(VARIANT),
+    .panel_width = PANEL,
+    .max_rows = MAX_ROWS,
+    .count = {[OP_EMBED] = count_rows, [OP_NORM] = count_rows, [OP_LINEAR] = count_linear, [OP_HEAD_NORM] = count_rows,
+              [OP_PLACE] = count_rows, [OP_ATTEND] = count_attend, [OP_SELECT] = count_rows,
+              [OP_SAMPLE] = count_sample, [OP_GATHER] = count_rows, [OP_SCORE] = count_rows},
+    .run = {[OP_EMBED] = run_embed, [OP_NORM] = run_norm, [OP_LINEAR] = run_linear, [OP_HEAD_NORM] = run_head_norm,
+            [OP_PLACE] = run_place, [OP_ATTEND] = run_attend, [OP_SELECT] = run_select, [OP_SAMPLE] = run_sample,
+            [OP_GATHER] = run_gather, [OP_SCORE] = run_score},
+    .pack = pack,
+};

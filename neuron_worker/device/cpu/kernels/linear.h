@@ -1,0 +1,229 @@
+/* act(x @ W.T * scale + bias) + residual.
+ *
+ * W is packed in panels of PANEL output channels, [panel][in][PANEL]; one item of work is one panel (or a panel for
+ * part of the rows). A tile of rows x PANEL sums stays in registers while `in` runs from first to last, one fused
+ * product at a time: the same chain for an output element whatever the rows beside it. With more rows than a tile
+ * holds, a narrow panel is widened once into the thread's scratch, which changes no number.
+ *
+ * A gate's panel holds PANEL / 2 gate channels, then the same channels of the up projection.
+ */
+#include "simd.h"
+
+/* Widening inside the tile costs a few instructions per vector of weights: measured, two tiles still bear it. */
+enum { PREFETCH_BYTES = 1536, TILES_WORTH_WIDENING = 3 };
+enum { GATE_CHANNELS = PANEL / 2, GATE_VECTORS = NV / 2 };
+
+INLINE vf silu(vf x) { return x / (splat(1.0f) + exp_(-x)); }
+
+INLINE vf gelu(vf x)
+{
+    vf y;
+    for (int i = 0; i < VW; i++)
+        y[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+    return y;
+}
+
+INLINE vf gelu_tanh(vf x)
+{
+    /* 0.5 x (1 + tanh(u)) = x / (1 + e^-2u) */
+    vf u = splat(0.79788456f) * fma_(splat(0.044715f) * x * x, x, x);
+    return x / (splat(1.0f) + exp_(splat(-2.0f) * u));
+}
+
+/* `rows` and `type` are constants where this is inlined: the sums live in registers. */
+INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, int64_t in, float *sums_out, const int rows,
+                    const int type)
+{
+    vf sums[MAX_ROWS][NV];
+    const size_t step_bytes = PANEL * type_size(type);
+    const char *at = panel;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++)
+            sums[r][v] = splat(0.0f);
+    for (int64_t k = 0; k < in; k++) {
+        vf w[NV];
+#pragma GCC unroll 2
+        for (size_t line = 0; line < step_bytes; line += 64)
+            __builtin_prefetch(at + PREFETCH_BYTES + line);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++)
+            w[v] = widen(at, v * VW, type);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            vf value = splat(x[r * x_stride + k]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; v++)
+                sums[r][v] = fma_(value, w[v], sums[r][v]);
+        }
+        at += step_bytes;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++)
+            store(sums_out + r * PANEL + v * VW, sums[r][v]);
+}
+
+#define TILE_CASE(R, TYPE) case R: tile_of(x, x_stride, panel, in, sums, R, TYPE); break;
+#define DEFINE_TILES(NAME, TYPE) \
+    static void NAME(const float *x, int64_t x_stride, const void *panel, int64_t in, int64_t rows, float *sums) \
+    { \
+        switch (rows) { CASES(TILE_CASE, TYPE) } \
+    }
+DEFINE_TILES(tiles_float32, TYPE_FLOAT32)
+DEFINE_TILES(tiles_float16, TYPE_FLOAT16)
+DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16)
+DEFINE_TILES(tiles_int8, TYPE_INT8)
+
+typedef void (*tiles_function)(const float *, int64_t, const void *, int64_t, int64_t, float *);
+static const tiles_function tiles[] = {tiles_float32, tiles_float16, tiles_bfloat16, tiles_int8};
+
+/* What comes after the sums of one row of a tile; `channel` counts in the order of the panels. */
+static void finish_row(const struct step *s, const struct op *op, int64_t channel, int64_t row, const float *tile)
+{
+    vf sums[NV];
+    int64_t column = channel;
+    int vectors = NV;
+    for (int v = 0; v < NV; v++) {
+        sums[v] = load(tile + v * VW);
+        vf bias = op->bias ? load(op->bias + channel + v * VW) : splat(0.0f);
+        sums[v] = op->scale ? fma_(sums[v], load(op->scale + channel + v * VW), bias) : sums[v] + bias;
+    }
+    if (op->activation == ACT_SILU_GATE || op->activation == ACT_GELU_GATE) {
+        column /= 2;
+        vectors = GATE_VECTORS;
+        for (int v = 0; v < GATE_VECTORS; v++)
+            sums[v] = (op->activation == ACT_SILU_GATE ? silu(sums[v]) : gelu(sums[v])) * sums[v + GATE_VECTORS];
+    } else if (op->activation == ACT_GELU_TANH) {
+        for (int v = 0; v < NV; v++)
+            sums[v] = gelu_tanh(sums[v]);
+    } else if (op->activation == ACT_GELU) {
+        for (int v = 0; v < NV; v++)
+            sums[v] = gelu(sums[v]);
+    }
+    float *y = target_row(s, op->y, op->y_stride, row) + column;
+    const float *residual = op->residual == NO_VALUE
+                                ? NULL : value_row(s, op->residual, op->residual_stride, row) + column;
+    for (int v = 0; v < vectors; v++)
+        store(y + v * VW, residual ? sums[v] + load(residual + v * VW) : sums[v]);
+}
+
+INLINE void widen_panel_as(float *to, const void *panel, int64_t values, const int type)
+{
+    for (int64_t i = 0; i < values; i += VW)
+        store(to + i, widen(panel, i, type));
+}
+
+static void widen_panel(float *to, const void *panel, int64_t values, int64_t type)
+{
+    switch (type) {
+    case TYPE_FLOAT16: widen_panel_as(to, panel, values, TYPE_FLOAT16); break;
+    case TYPE_BFLOAT16: widen_panel_as(to, panel, values, TYPE_BFLOAT16); break;
+    default: widen_panel_as(to, panel, values, TYPE_INT8);
+    }
+}
+
+/* Rows are cut for more threads only where there are few panels for them. */
+static int64_t linear_row_blocks(const struct step *s, const struct op *op)
+{
+    int64_t rows = num_rows(s, op), panels = round_up(op->out, PANEL) / PANEL;
+    int64_t wanted = (4 * s->num_threads + panels - 1) / panels;
+    return larger(smaller(wanted, rows / MAX_ROWS), 1);
+}
+
+static int64_t count_linear(const struct step *s, const struct op *op)
+{
+    return num_rows(s, op) ? round_up(op->out, PANEL) / PANEL * linear_row_blocks(s, op) : 0;
+}
+
+static void run_linear(const struct step *s, const struct op *op, int64_t item, float *scratch)
+{
+    int64_t blocks = linear_row_blocks(s, op), rows = num_rows(s, op);
+    int64_t panel = item / blocks, block = item % blocks;
+    int64_t row = block * rows / blocks, end = (block + 1) * rows / blocks;
+    int64_t num_tiles = (end - row + MAX_ROWS - 1) / MAX_ROWS, type = op->weight_type;
+    size_t panel_values = op->in * PANEL;
+    const void *weights = (const char *)op->weight + panel * panel_values * type_size(type);
+    float sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
+    if (num_tiles >= TILES_WORTH_WIDENING && type != TYPE_FLOAT32) {
+        widen_panel(scratch, weights, panel_values, type);
+        weights = scratch;
+        type = TYPE_FLOAT32;
+    }
+    for (int64_t i = 0; i < num_tiles; i++) {
+        int64_t first = row + i * (end - row) / num_tiles, last = row + (i + 1) * (end - row) / num_tiles;
+        tiles[type](value_row(s, op->x, op->x_stride, first), op->x_stride, weights, op->in, last - first, sums);
+        for (int64_t r = first; r < last; r++)
+            finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
+    }
+}
+
+INLINE uint16_t to_bfloat16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (value != value)
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Round to nearest, ties to even, as every converter does. */
+INLINE uint16_t to_float16(float value)
+{
+    uint32_t bits, sign;
+    memcpy(&bits, &value, 4);
+    sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00);
+    if (bits >= 0x477ff000)
+        return (uint16_t)(sign | 0x7c00);
+    if (bits < 0x38800000) {      /* below the smallest normal number: a multiple of 2^-24 */
+        float magnitude;
+        memcpy(&magnitude, &bits, 4);
+        return (uint16_t)(sign | (uint32_t)rintf(magnitude * 0x1p24f));
+    }
+    bits -= 0x38000000;
+    return (uint16_t)(sign | (bits + 0xfff + (bits >> 13 & 1)) >> 13);
+}
+
+/* Symmetric int8: the largest magnitude of the row becomes 127. */
+static float int8_scale(const float *row, int64_t in)
+{
+    float largest = 0.0f;
+    for (int64_t k = 0; k < in; k++)
+        largest = fabsf(row[k]) > largest ? fabsf(row[k]) : largest;
+    return largest > 0.0f ? largest / 127.0f : 1.0f;
+}
+
+static void pack_row(const struct pack_job *job, const float *row, int64_t channel)
+{
+    int64_t in = job->in, at = channel / PANEL * in * PANEL + channel % PANEL;
+    if (job->type == TYPE_FLOAT32) {
+        float *to = (float *)job->panels + at;
+        for (int64_t k = 0; k < in; k++)
+            to[k * PANEL] = row[k];
+    } else if (job->type == TYPE_INT8) {
+        int8_t *to = (int8_t *)job->panels + at;
+        float scale = int8_scale(row, in);
+        job->scale[channel] = scale;
+        for (int64_t k = 0; k < in; k++)
+            to[k * PANEL] = (int8_t)fminf(fmaxf(rintf(row[k] / scale), -128.0f), 127.0f);
+    } else {
+        uint16_t *to = (uint16_t *)job->panels + at;
+        for (int64_t k = 0; k < in; k++)
+            to[k * PANEL] = job->type == TYPE_FLOAT16 ? to_float16(row[k]) : to_bfloat16(row[k]);
+    }
+}
+
+static void pack(const struct pack_job *job, int64_t first, int64_t rows)
+{
+    for (int64_t i = first; i < first + rows; i++) {
+        int64_t channel = job->first_row + i;
+        if (job->is_gate)
+            channel = channel / GATE_CHANNELS * PANEL + channel % GATE_CHANNELS + job->gate_half * GATE_CHANNELS;
+        pack_row(job, job->source + i * job->in, channel);
+    }
+}

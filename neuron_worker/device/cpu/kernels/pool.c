@@ -1,0 +1,141 @@
+/* Threads that live as long as the device: asleep between steps, woken once per step, spinning between operations.
+ *
+ * Work is claimed from counters, so a thread that the system holds up never holds up the others unless it owns an
+ * item: it finds the counters used up and moves on. A step may therefore end while such a latecomer is still on its
+ * way through; the next step waits for it before counters are reset.
+ */
+#define _GNU_SOURCE
+#include "cpu.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+enum { SPINS_BEFORE_YIELD = 4000 };
+
+struct pool {
+    int num_threads;              /* the caller included */
+    int num_started;
+    pthread_t threads[MAX_THREADS];
+    pthread_mutex_t mutex;
+    pthread_cond_t wake, left;
+    uint64_t epoch;               /* guarded by mutex, as are the following */
+    int open, inside, stop;
+    pool_job job;
+    void *context;
+};
+
+struct place {
+    struct pool *pool;
+    int index;
+};
+
+static inline void pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+void pool_wait(struct counter *counter, int64_t count)
+{
+    int spins = 0;
+    while (atomic_load_explicit(&counter->done, memory_order_acquire) < count) {
+        if (++spins < SPINS_BEFORE_YIELD)
+            pause_cpu();
+        else
+            sched_yield();        /* cores may be shared: whoever holds the item may need this one */
+    }
+}
+
+static void *worker(void *argument)
+{
+    struct place place = *(struct place *)argument;
+    struct pool *pool = place.pool;
+    uint64_t seen = 0;
+    free(argument);
+    pthread_mutex_lock(&pool->mutex);
+    for (;;) {
+        while (!pool->stop && !(pool->open && pool->epoch != seen))
+            pthread_cond_wait(&pool->wake, &pool->mutex);
+        if (pool->stop)
+            break;
+        seen = pool->epoch;
+        pool->inside++;
+        pool_job job = pool->job;
+        void *context = pool->context;
+        pthread_mutex_unlock(&pool->mutex);
+        job(context, place.index);
+        pthread_mutex_lock(&pool->mutex);
+        if (--pool->inside == 0)
+            pthread_cond_signal(&pool->left);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return NULL;
+}
+
+struct pool *pool_open(int num_threads)
+{
+    struct pool *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return NULL;
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->left, NULL);
+    pool->num_threads = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
+    for (int i = 1; i < pool->num_threads; i++) {
+        struct place *place = malloc(sizeof *place);
+        if (!place)
+            break;
+        *place = (struct place){pool, i};
+        if (pthread_create(&pool->threads[pool->num_started], NULL, worker, place)) {
+            free(place);
+            break;
+        }
+        pool->num_started++;
+    }
+    return pool;
+}
+
+void pool_close(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    pool->stop = 1;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->num_started; i++)
+        pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->wake);
+    pthread_cond_destroy(&pool->left);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool);
+}
+
+void pool_quiet(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    while (pool->inside)
+        pthread_cond_wait(&pool->left, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+void pool_run(struct pool *pool, pool_job job, void *context)
+{
+    if (pool->num_started) {
+        pthread_mutex_lock(&pool->mutex);
+        pool->job = job;
+        pool->context = context;
+        pool->epoch++;
+        pool->open = 1;
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    job(context, 0);
+    if (pool->num_started) {
+        pthread_mutex_lock(&pool->mutex);
+        pool->open = 0;
+        pthread_mutex_unlock(&pool->mutex);
+    }
+}

@@ -1,0 +1,153 @@
+/* What is done to each token by itself: look-up, norms, rope, the write to the cache, the choice of rows. */
+#include "simd.h"
+
+/* VW of the `left` floats at p, zeros beyond; rows of weights may end anywhere. */
+INLINE vf load_part(const float *p, int64_t left)
+{
+    float lanes[VW] = {0};
+    if (left >= VW)
+        return load(p);
+    memcpy(lanes, p, (size_t)left * sizeof(float));
+    return load(lanes);
+}
+
+INLINE void store_part(float *p, vf v, int64_t left)
+{
+    float lanes[VW];
+    if (left >= VW) {
+        store(p, v);
+        return;
+    }
+    store(lanes, v);
+    memcpy(p, lanes, (size_t)left * sizeof(float));
+}
+
+static int64_t count_rows(const struct step *s, const struct op *op) { return num_rows(s, op); }
+
+INLINE void add_table_row(float *y, const void *table, int64_t type, int64_t row, int64_t width, int add)
+{
+    for (int64_t i = 0; i < width; i++) {
+        size_t at = (size_t)(row * width + i);
+        float value = type == TYPE_FLOAT32 ? ((const float *)table)[at]
+                      : type == TYPE_FLOAT16 ? float16_value(((const uint16_t *)table)[at])
+                                             : bfloat16_value(((const uint16_t *)table)[at]);
+        y[i] = add ? y[i] + value : value;
+    }
+}
+
+static void run_embed(const struct step *s, const struct op *op, int64_t token, float *scratch)
+{
+    float *y = target_row(s, op->y, op->y_stride, token);
+    (void)scratch;
+    add_table_row(y, op->weight, op->weight_type, s->ids[token], op->out, 0);
+    if (op->second)
+        add_table_row(y, op->second, op->second_type, s->positions[token], op->out, 1);
+}
+
+enum { NORM_RMS, NORM_LAYER };
+
+/* x may be y. Sums run through 16 lanes: the same order for every width of vectors. */
+INLINE void norm_row(const float *x, float *y, const float *weight, const float *bias, int64_t width, float epsilon,
+                     int64_t kind)
+{
+    vf sums[LV] = {{0}};
+    float mean = 0.0f;
+    if (kind == NORM_LAYER) {
+        for (int64_t i = 0; i < width; i += LANES)
+            for (int v = 0; v < LV; v++)
+                sums[v] += load_part(x + i + v * VW, larger(width - i - v * VW, 0));
+        mean = fold(sums) / (float)width;
+    }
+    for (int v = 0; v < LV; v++)
+        sums[v] = splat(0.0f);
+    for (int64_t i = 0; i < width; i += LANES)
+        for (int v = 0; v < LV; v++) {
+            int64_t left = larger(width - i - v * VW, 0);
+            vf d = load_part(x + i + v * VW, left) - splat(mean);
+            float lanes[VW];
+            if (left < VW) {      /* a mean must not leak into the lanes beyond the row */
+                store(lanes, d);
+                for (int64_t j = left; j < VW; j++)
+                    lanes[j] = 0.0f;
+                d = load(lanes);
+            }
+            sums[v] = fma_(d, d, sums[v]);
+        }
+    float scale = 1.0f / sqrtf(fold(sums) / (float)width + epsilon);
+    for (int64_t i = 0; i < width; i += VW) {
+        int64_t left = width - i;
+        vf z = (load_part(x + i, left) - splat(mean)) * splat(scale) * load_part(weight + i, left);
+        store_part(y + i, bias ? z + load_part(bias + i, left) : z, left);
+    }
+}
+
+static void run_norm(const struct step *s, const struct op *op, int64_t row, float *scratch)
+{
+    (void)scratch;
+    norm_row(value_row(s, op->x, op->x_stride, row), target_row(s, op->y, op->y_stride, row), op->weight, op->bias,
+             op->in, (float)op->number, op->kind_of_norm);
+}
+
+/* In place: y is x. `weight` for queries, `second` for keys. */
+static void run_head_norm(const struct step *s, const struct op *op, int64_t token, float *scratch)
+{
+    float *qkv = target_row(s, op->y, op->y_stride, token);
+    (void)scratch;
+    for (int64_t head = 0; head < op->heads + op->kv_heads; head++)
+        norm_row(qkv + head * op->head_dim, qkv + head * op->head_dim, head < op->heads ? op->weight : op->second,
+                 NULL, op->head_dim, (float)op->number, NORM_RMS);
+}
+
+INLINE void rotate(float *head, const float *cosines, const float *sines, int64_t half)
+{
+    int64_t i = 0;
+    for (; i + VW <= half; i += VW) {
+        vf a = load(head + i), b = load(head + half + i), c = load(cosines + i), d = load(sines + i);
+        store(head + i, fma_(a, c, -(b * d)));
+        store(head + half + i, fma_(b, c, a * d));
+    }
+    for (; i < half; i++) {
+        vf a = splat(head[i]), b = splat(head[half + i]), c = splat(cosines[i]), d = splat(sines[i]);
+        head[i] = fma_(a, c, -(b * d))[0];
+        head[half + i] = fma_(b, c, a * d)[0];
+    }
+}
+
+/* Rope on queries and keys where the model has it (`weight` is its table), then keys and values go to the cache. */
+static void run_place(const struct step *s, const struct op *op, int64_t token, float *scratch)
+{
+    int64_t dim = op->head_dim, position = s->positions[token], lanes = s->key_lanes;
+    float *qkv = target_row(s, op->y, op->y_stride, token);
+    (void)scratch;
+    if (op->weight) {
+        const float *table = (const float *)op->weight + position * dim;
+        for (int64_t head = 0; head < op->heads + op->kv_heads; head++)
+            rotate(qkv + head * dim, table, table + dim / 2, dim / 2);
+    }
+    int64_t block = s->sequences[s->sequence_of[token]].blocks[position / s->block_size];
+    int64_t slot = position % s->block_size;
+    for (int64_t head = 0; head < op->kv_heads; head++) {
+        const float *key = qkv + (op->heads + head) * dim, *value = key + op->kv_heads * dim;
+        int64_t base = op->layer * layer_floats(s) + head_floats(s, block, head);
+        float *to = s->keys + base + slot / lanes * lanes * dim + slot % lanes;
+        for (int64_t d = 0; d < dim; d++)
+            to[d * lanes] = key[d];
+        memcpy(s->values + base + slot * dim, value, (size_t)dim * sizeof(float));
+    }
+}
+
+static void run_select(const struct step *s, const struct op *op, int64_t row, float *scratch)
+{
+    (void)scratch;
+    memcpy(target_row(s, op->y, op->y_stride, row), value_row(s, op->x, op->x_stride, s->selected[row].token),
+           (size_t)op->in * sizeof(float));
+}
+
+/* Rows of one slice of the prompt positions to score. */
+static void run_gather(const struct step *s, const struct op *op, int64_t row, float *scratch)
+{
+    (void)scratch;
+    int64_t token = s->scored[op->slice * SLICE_ROWS + row];
+    memcpy(target_row(s, op->y, op->y_stride, row), value_row(s, op->x, op->x_stride, token),
+           (size_t)op->in * sizeof(float));
+}

@@ -1,0 +1,159 @@
+/* From padded arrays to the real tokens of a step: lengths are data, padding costs nothing after this. */
+#include "cpu.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Where a refusal is written. */
+struct checked {
+    char *error;
+    size_t size;
+};
+
+static int refuse(const struct checked *c, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(c->error, c->size, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+static int check_run(const struct step *s, const struct checked *c, const char *what, int64_t row,
+                     const struct sequence *run, int64_t room)
+{
+    const struct program *p = s->program;
+    if (run->length < 0 || run->length > room)
+        return refuse(c, "%s %lld: length %d, the shape has room for %lld", what, (long long)row, run->length,
+                      (long long)room);
+    if (run->position < 0 || (int64_t)run->position + run->length > p->context)
+        return refuse(c, "%s %lld: positions %d to %lld, the shape's context is %lld", what, (long long)row,
+                      run->position, (long long)run->position + run->length - 1, (long long)p->context);
+    int64_t blocks = (run->position + run->length + s->block_size - 1) / s->block_size;
+    if (blocks > p->blocks_per_row)
+        return refuse(c, "%s %lld: needs %lld blocks, its table has %lld", what, (long long)row, (long long)blocks,
+                      (long long)p->blocks_per_row);
+    for (int64_t i = 0; i < blocks; i++)
+        if (run->blocks[i] < 0 || run->blocks[i] >= s->num_blocks)
+            return refuse(c, "%s %lld: block %d, the cache has blocks 0 to %lld", what, (long long)row,
+                          run->blocks[i], (long long)s->num_blocks - 1);
+    return 0;
+}
+
+static int add_run(struct step *s, const struct checked *c, struct sequence run, const int32_t *tokens)
+{
+    for (int32_t i = 0; i < run.length; i++) {
+        int64_t at = s->num_tokens++;
+        if (tokens[i] < 0 || tokens[i] >= s->program->vocab)
+            return refuse(c, "token id %d, the vocabulary has 0 to %lld", tokens[i],
+                          (long long)s->program->vocab - 1);
+        s->ids[at] = tokens[i];
+        s->positions[at] = run.position + i;
+        s->sequence_of[at] = (int32_t)s->num_sequences;
+    }
+    s->sequences[s->num_sequences++] = run;
+    return 0;
+}
+
+static int add_decode_rows(struct step *s, const struct checked *c)
+{
+    const struct program *p = s->program;
+    const struct batch *b = s->batch;
+    for (int64_t row = 0; row < p->decode_rows; row++) {
+        struct sequence run = {b->decode_blocks + row * p->blocks_per_row, (int32_t)s->num_tokens,
+                               b->decode_lengths[row], b->decode_positions[row]};
+        if (check_run(s, c, "decode row", row, &run, p->decode_width)
+            || add_run(s, c, run, b->decode_tokens + row * p->decode_width))
+            return -1;
+    }
+    return 0;
+}
+
+static int add_prompts(struct step *s, const struct checked *c)
+{
+    const struct program *p = s->program;
+    const struct batch *b = s->batch;
+    int64_t total = 0;
+    for (int64_t i = 0; i < p->prompts; i++) {
+        struct sequence run = {b->prefill_blocks + i * p->blocks_per_row, (int32_t)s->num_tokens,
+                               b->prefill_lengths[i], b->prefill_positions[i]};
+        int64_t start = b->prefill_starts[i];
+        if (run.length && (start < 0 || start + run.length > p->prefill_tokens))
+            return refuse(c, "prompt %lld: starts at %lld, the shape has %lld prompt tokens", (long long)i,
+                          (long long)start, (long long)p->prefill_tokens);
+        if ((total += run.length) > p->prefill_tokens)
+            return refuse(c, "more than %lld prompt tokens", (long long)p->prefill_tokens);
+        if (check_run(s, c, "prompt", i, &run, p->prefill_tokens)
+            || add_run(s, c, run, b->prefill_tokens + (run.length ? start : 0)))
+            return -1;
+        for (int32_t t = 0; t < run.length; t++)
+            if (b->targets && b->targets[start + t] >= 0) {
+                if (b->targets[start + t] >= p->vocab)
+                    return refuse(c, "target id %d, the vocabulary has 0 to %lld", b->targets[start + t],
+                                  (long long)p->vocab - 1);
+                s->scored[s->num_scored] = run.first + t;
+                s->scored_at[s->num_scored++] = (int32_t)(start + t);
+            }
+    }
+    return 0;
+}
+
+/* Output row `i`: every token of a decode row, the last one of a prompt. */
+static void select_row(struct step *s, int64_t i)
+{
+    const struct sequence *run = &s->sequences[i];
+    int is_decode = i < s->program->decode_rows;
+    for (int32_t t = is_decode ? 0 : run->length - 1; t >= 0 && t < run->length; t++)
+        s->selected[s->num_selected++] =
+            (struct selected){run->first + t, (int32_t)i, is_decode ? t : 0};
+}
+
+static void select_rows(struct step *s)
+{
+    int64_t rows = s->program->decode_rows + s->program->prompts;
+    for (int64_t i = 0; i < rows; i++)
+        if (s->batch->want[i] == WANT_LOGITS)
+            select_row(s, i);
+    s->num_logit_rows = s->batch->num_logit_rows = s->num_selected;
+    for (int64_t i = 0; i < rows; i++)
+        if (s->batch->want[i] == WANT_TOKEN)
+            select_row(s, i);
+}
+
+/* The longest attention first, so that threads finish together. */
+static void plan_attention(struct step *s)
+{
+    int64_t most = s->program->queries_per_item;
+    for (int64_t i = 0; i < s->num_sequences; i++)
+        for (int64_t left = s->sequences[i].length; left > 0;) {
+            int64_t queries = left % most ? left % most : most;
+            left -= queries;
+            s->attend_items[s->num_attend_items++] =
+                (struct attend_item){(int32_t)i, (int32_t)left, (int32_t)queries};
+        }
+}
+
+int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size)
+{
+    struct checked checked = {error, size};
+    s->program = program;
+    s->batch = batch;
+    s->num_tokens = s->num_sequences = s->num_selected = s->num_logit_rows = s->num_scored = s->num_attend_items = 0;
+    if ((program->decode_rows && add_decode_rows(s, &checked)) || (program->prompts && add_prompts(s, &checked)))
+        return -1;
+    select_rows(s);
+    plan_attention(s);
+    batch->num_scored = s->num_scored;
+    int64_t rows = program->decode_rows + program->prompts;
+    for (int64_t i = 0; i < rows * program->decode_width; i++)
+        batch->tokens[i] = -1;
+    if (batch->target_logprobs) {
+        size_t tokens = (size_t)program->prefill_tokens;
+        memset(batch->target_logprobs, 0, tokens * sizeof(float));
+        memset(batch->target_ranks, 0, tokens * sizeof(int32_t));
+        memset(batch->top_ids, 0, tokens * (size_t)batch->top_alternatives * sizeof(int32_t));
+        memset(batch->top_logprobs, 0, tokens * (size_t)batch->top_alternatives * sizeof(float));
+    }
+    return 0;
+}

@@ -1,0 +1,263 @@
+"""The graph's verbs, answered by recording: a model's graph becomes a flat program once, and is bound to a shape later.
+
+A recorded value is a number and a width; `Recording.bind` gives each one a place in the workspace for the time it
+lives, and returns the array of operations that the C library runs. The sets of rows (all tokens, the selected ones, a
+slice of scored ones) have their size from the shape here, and their real length in every step.
+Knows no checkpoint and no tensor: addresses and offsets only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import Float32, StepShape
+from ..errors import DeviceError
+from ..graph.ops import Activation, AttentionForm, LinearWeight, NormWeight
+from .library import ACTIVATIONS, KINDS, NO_VALUE, OP, ROW_SETS, SLICE_ROWS, TYPES
+from .packer import Panels, Table, pointer
+
+_ROWS_PER_ITEM = 48  # (query, head) rows that attend together: four tiles of twelve
+_SCORES_PER_ITEM = 96 << 10  # floats, well within a core's second-level cache
+_SCORE_MARGIN = 96  # floats beyond a row's scores, see `attention.h`
+_LANES = 16
+_WIDEST_PANEL = 32
+
+
+@dataclass(frozen=True)
+class Value:
+    index: int
+    width: int
+    rows: str  # one of `library.ROW_SETS`
+
+    @property
+    def stride(self) -> int:
+        """Floats from row to row. Rows a page apart would fall on the same lines of the cache."""
+        padded = _round_up(self.width, _WIDEST_PANEL)
+        return padded + _LANES if padded % 512 == 0 else padded
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One operation: `OP` fields as they are, and the values it reads and writes."""
+
+    kind: str
+    rows: str
+    fields: dict[str, float | int]
+    x: Value | None = None
+    y: Value | None = None
+    residual: Value | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A recording in its places for one shape."""
+
+    ops: NDArray[np.void]  # of `OP`
+    workspace_bytes: int
+    scratch_bytes: int  # of each thread
+    queries_per_item: int
+    logits_offset: int  # bytes
+    logits_stride: int  # floats
+
+
+class NativeOps:
+    """See `graph.ops.Ops`. After `decoder.decode_step`, `recording` holds the graph."""
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+
+    def embed(self, table: Table, position_table: Table | None = None) -> Value:
+        y = self._value(table.width, "tokens")
+        fields = {"weight": pointer(table.values), "weight_type": TYPES.index(table.type), "out": table.width}
+        if position_table is not None:
+            fields["second"] = pointer(position_table.values)
+            fields["second_type"] = TYPES.index(position_table.type)
+        return self._record("embed", fields, y=y)
+
+    def norm(self, x: Value, weight: NormWeight) -> Value:
+        fields = {
+            "weight": pointer(weight.weight),
+            "bias": pointer(weight.bias),
+            "in": x.width,
+            "number": weight.epsilon,
+            "kind_of_norm": ("rms", "layer").index(weight.kind),
+        }
+        return self._record("norm", fields, x=x, y=self._value(x.width, x.rows))
+
+    def linear(
+        self, x: Value, weight: LinearWeight, *, activation: Activation | None = None, residual: Value | None = None
+    ) -> Value:
+        packed: Panels = weight.packed
+        fields = {
+            "weight": packed.address,
+            "weight_type": TYPES.index(packed.type),
+            "scale": pointer(packed.scale),
+            "bias": pointer(weight.bias),
+            "in": weight.in_features,
+            "out": weight.out_features,
+            "activation": ACTIVATIONS.index(activation),
+        }
+        is_gate = activation in ("silu_gate", "gelu_gate")
+        y = self._value(weight.out_features // 2 if is_gate else weight.out_features, x.rows)
+        return self._record("linear", fields, x=x, y=y, residual=residual)
+
+    def head_norm(self, qkv: Value, form: AttentionForm, query: NormWeight, key: NormWeight) -> Value:
+        fields = {**_heads(form), "weight": pointer(query.weight), "second": pointer(key.weight)}
+        fields["number"] = query.epsilon
+        return self._record("head_norm", fields, x=qkv, y=qkv)
+
+    def rope(self, qkv: Value, form: AttentionForm, table: Float32) -> Value:
+        """Taken along by `attend`, which touches the same numbers right after."""
+        self.recording.rope_of = (qkv, pointer(table))
+        return qkv
+
+    def attend(self, qkv: Value, layer: int, form: AttentionForm) -> Value:
+        of, table = self.recording.rope_of or (None, 0)
+        if of is not None and of != qkv:
+            raise DeviceError("the graph rotates one value and attends to another; the recorder expects the same")
+        self.recording.rope_of = None
+        place = {**_heads(form), "layer": layer, "weight": table}
+        self._record("place", place, x=qkv, y=qkv)
+        fields = {**_heads(form), "layer": layer, "number": form.scale, "window": form.window or 0}
+        return self._record("attend", fields, x=qkv, y=self._value(form.num_heads * form.head_dim, "tokens"))
+
+    def select(self, x: Value) -> Value:
+        return self._record("select", {"in": x.width}, x=x, y=self._value(x.width, "selected"))
+
+    def finish(self, x: Value, hidden: Value, norm: NormWeight, head: LinearWeight) -> None:
+        logits = self.linear(self.norm(x, norm), head)
+        self._record("sample", {"in": head.out_features}, x=logits, y=None)
+        self.recording.logits = logits
+        self.recording.slice_start = len(self.recording.ops)
+        rows = self._record("gather", {"in": hidden.width}, x=hidden, y=self._value(hidden.width, "slice"))
+        scores = self.linear(self.norm(rows, norm), head)
+        self._record("score", {"in": head.out_features}, x=scores, y=None)
+
+    def _value(self, width: int, rows: str) -> Value:
+        value = Value(len(self.recording.values), width, rows)
+        self.recording.values.append(value)
+        return value
+
+    def _record(
+        self,
+        kind: str,
+        fields: dict[str, float | int],
+        x: Value | None = None,
+        y: Value | None = None,
+        residual: Value | None = None,
+    ) -> Value:
+        known = y or x
+        assert known is not None
+        self.recording.ops.append(Recorded(kind, known.rows, fields, x, y, residual))
+        return known
+
+
+@dataclass
+class Recording:
+    """A graph, whatever the shape. Filled by `NativeOps`."""
+
+    values: list[Value] = field(default_factory=list)
+    ops: list[Recorded] = field(default_factory=list)
+    rope_of: tuple[Value, int] | None = None
+    logits: Value | None = None
+    slice_start: int = 0  # the operations from here on are repeated for each slice of scored positions
+
+    def bind(self, shape: StepShape, num_prompts: int) -> Bound:
+        assert self.logits is not None
+        num_slices = -(-shape.prefill_tokens // SLICE_ROWS)
+        ops = self.ops if num_slices else self.ops[: self.slice_start]
+        num_rows = {
+            "tokens": shape.num_tokens,
+            "selected": shape.decode_rows * shape.decode_width + (num_prompts if shape.prefill_tokens else 0),
+            "slice": SLICE_ROWS,
+        }
+        offsets, workspace_bytes = self._place_values(ops, num_rows)
+        array = np.array([_fields(op, offsets) for op in ops], dtype=OP)
+        if num_slices:
+            slices = [array[: self.slice_start]]
+            for index in range(num_slices):
+                piece = array[self.slice_start :].copy()
+                piece["slice"] = index
+                slices.append(piece)
+            array = np.concatenate(slices)
+        queries = self._queries_per_item(shape.context)
+        return Bound(
+            ops=array,
+            workspace_bytes=workspace_bytes,
+            scratch_bytes=4 * self._scratch_floats(queries, shape.context),
+            queries_per_item=queries,
+            logits_offset=int(offsets[self.logits.index]),
+            logits_stride=self.logits.stride,
+        )
+
+    def _place_values(self, ops: Sequence[Recorded], num_rows: dict[str, int]) -> tuple[NDArray[np.int64], int]:
+        """A place for each value from the operation that makes it to the last that reads it; the logits stay."""
+        born: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for at, op in enumerate(ops):
+            for value in (op.x, op.y, op.residual):
+                if value is not None:
+                    born.setdefault(value.index, at)
+                    last[value.index] = at
+        assert self.logits is not None
+        last[self.logits.index] = len(ops)
+        offsets = np.full(len(self.values), NO_VALUE, dtype=np.int64)
+        living: list[tuple[int, int, int]] = []  # start, end, last
+        end_of_all = 0
+        for index, at in sorted(born.items(), key=lambda item: item[1]):
+            value = self.values[index]
+            size = num_rows[value.rows] * value.stride * 4 + 64  # 64: no two values start on the same cache set
+            living = sorted(place for place in living if place[2] >= at)
+            start = 0
+            for begin, end, _ in living:
+                if begin - start >= size:
+                    break
+                start = max(start, end)
+            offsets[index] = start
+            living.append((start, start + size, last[index]))
+            end_of_all = max(end_of_all, start + size)
+        return offsets, end_of_all
+
+    def _queries_per_item(self, context: int) -> int:
+        group = max((_group(op) for op in self.ops if op.kind == "attend"), default=1)
+        rows = min(_ROWS_PER_ITEM, _SCORES_PER_ITEM // (context + _SCORE_MARGIN))
+        return max(1, rows // group)
+
+    def _scratch_floats(self, queries: int, context: int) -> int:
+        needs = [0]
+        for op in self.ops:
+            if op.kind == "linear" and op.fields["weight_type"] != TYPES.index("float32"):
+                needs.append(int(op.fields["in"]) * _WIDEST_PANEL)
+            elif op.kind == "attend":
+                rows, dim = queries * _group(op), int(op.fields["head_dim"])
+                needs.append(rows * (2 * _round_up(dim, _WIDEST_PANEL) + context + _SCORE_MARGIN) + _LANES)
+            elif op.kind in ("sample", "score"):
+                needs.append(4 * _round_up(int(op.fields["in"]), _LANES))
+        return max(needs)
+
+
+def _fields(op: Recorded, offsets: NDArray[np.int64]) -> tuple[float | int, ...]:
+    fields: dict[str, float | int] = {"kind": KINDS.index(op.kind), "rows": ROW_SETS.index(op.rows), **op.fields}
+    fields["residual"] = NO_VALUE
+    for name, value in (("x", op.x), ("y", op.y), ("residual", op.residual)):
+        if value is not None:
+            fields[name] = int(offsets[value.index])
+            fields[f"{name}_stride"] = value.stride
+    assert OP.names is not None
+    return tuple(fields.get(name, 0) for name in OP.names)
+
+
+def _heads(form: AttentionForm) -> dict[str, float | int]:
+    return {"heads": form.num_heads, "kv_heads": form.num_kv_heads, "head_dim": form.head_dim}
+
+
+def _group(op: Recorded) -> int:
+    return int(op.fields["heads"]) // int(op.fields["kv_heads"])
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
