@@ -54,6 +54,7 @@ class Resolution:
     """A configuration and what the user should hear about it, one line each."""
 
     config: NeuronConfig
+    plan: Plan
     spec: ModelSpec
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -62,7 +63,7 @@ class Resolution:
     def memory_facts(self) -> MemoryFacts:
         config, spec = self.config, self.spec
         dtype: FloatType = _float_type(config.dtype)
-        scratch = max(_scratch_bytes(shape, spec) for shape in config.plan.shapes)
+        scratch = max(_scratch_bytes(shape, spec) for shape in self.plan.shapes)
         return MemoryFacts(
             weight_bytes=weight_bytes(spec, dtype, config.quantization, config.quantize_head),
             num_layers=spec.num_layers,
@@ -77,7 +78,7 @@ class Resolution:
     @property
     def report(self) -> str:
         """Shapes, padding and memory, as `neuronserve plan` prints them."""
-        return render(self.config.plan, self.memory_facts)
+        return render(self.plan, self.memory_facts)
 
 
 def spell_dtype(value: object) -> object:
@@ -124,9 +125,9 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
         step_tokens=request.max_num_batched_tokens,
         overrides=override,
     )
-    notes += _plan(config).notes
+    plan = _plan(config)
     _check_override(config, spec, notes, warnings)
-    return Resolution(config, spec, tuple(notes), tuple(warnings))
+    return Resolution(config, plan, spec, tuple(notes), tuple(warnings))
 
 
 def _backend(values: Mapping[str, object], env: Environment) -> tuple[str, list[str]]:

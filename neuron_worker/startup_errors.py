@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from .errors import ConfigError
+
 HINT = "VLLM_LOGGING_LEVEL=DEBUG shows the traceback"
 
 ENGINE_LOGGER = "vllm.v1.engine.core"
@@ -73,7 +75,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     text = one_line(error)
     if text.startswith(FRONT_END_MESSAGE):
         text = "the engine did not start; its error is above"
-    print(f"error: {text} ({HINT})", file=sys.stderr)
+    hint = "" if isinstance(error, ConfigError) else f" ({HINT})"  # that one says all there is to know
+    print(f"error: {text}{hint}", file=sys.stderr)
 
 
 @contextmanager

@@ -1,0 +1,162 @@
+"""The `neuronserve` command. `plan` answers from config.json alone, so neither vLLM nor torch is loaded here.
+
+Knows the flags of `vllm serve` that decide shapes and memory, by their names; everything else about serving is vLLM's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from neuronserve.neuron_worker import legacy_args, overrides
+from neuronserve.neuron_worker.config import ASKED_KEY, OPTIONS_KEY, ServeRequest
+from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.model_files import config_directory
+from neuronserve.neuron_worker.resolve import resolve
+
+SHOWN = ("neuronserve", "vllm", "torch", "transformers")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    options, rest = parser.parse_known_args(_as_vllm_reads_them(arguments))
+    if rest and options.command != "plan":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return int(options.run(options, rest))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="neuronserve", description="Serve LLMs with static-shape graphs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser(
+        "plan",
+        help="the graphs that would be compiled, and their memory",
+        description="Shapes, padding and memory per core, from the model's config.json alone.",
+        usage="neuronserve plan MODEL [the flags of vllm serve]",
+        allow_abbrev=False,
+    )
+    _add_plan_flags(plan)
+    plan.set_defaults(run=_plan)
+    show = commands.add_parser("version", help="versions of this package and what it serves with")
+    show.set_defaults(run=_version)
+    return parser
+
+
+def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="A local directory or a hub id.")
+    parser.add_argument("--model", help="Another way to name it.")
+    parser.add_argument("--revision", help="Of a hub id.")
+    parser.add_argument("--download-dir", help="Where hub files are kept.")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="Cores of the device.")
+    parser.add_argument("--max-num-seqs", type=_size, help="Sequences at a time.")
+    parser.add_argument("--max-model-len", type=_length, help="Tokens of a prompt and its answer.")
+    parser.add_argument("--max-num-batched-tokens", type=_size, help="Tokens of a step.")
+    parser.add_argument("--block-size", type=int, help="Tokens of a cache block.")
+    parser.add_argument("--dtype", default="auto", help="float32, float16 or bfloat16, in any spelling.")
+    parser.add_argument("--quantization", "-q", help="neuron_quant for int8 weights.")
+    parser.add_argument("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--additional-config", type=lambda text: legacy_args.json_object("additional_config", text))
+    parser.add_argument("--speculative-config", type=lambda text: legacy_args.json_object("speculative_config", text))
+    legacy_args.add_flags(parser)
+
+
+def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    model = options.model_tag or options.model
+    if not model:
+        raise ConfigError("no model: give a directory or a hub id, such as neuronserve plan path/to/model")
+    ignored = [word.split("=")[0] for word in rest if word.startswith("-")]
+    if ignored:
+        print(f"note: not part of a plan: {' '.join(ignored)}")
+    resolution = resolve(_request(model, options), os.environ)
+    for warning in resolution.warnings:
+        print(f"warning: {warning}")
+    for note in resolution.notes:
+        print(f"note: {note}")
+    print(resolution.report)
+    return 0
+
+
+def _request(model: str, options: argparse.Namespace) -> ServeRequest:
+    names = ("quantization", "dtype", "max_num_seqs", "additional_config", "speculative_config", *legacy_args.ASKED)
+    asked = legacy_args.translate({name: getattr(options, name) for name in names}, os.environ)
+    extra: dict[str, Any] = asked["additional_config"]
+    if asked.get("quantization"):
+        raise ConfigError(f"--quantization {asked['quantization']} is not supported; neuron_quant is, for int8 weights")
+    ours = dict(extra.get(OPTIONS_KEY, {}))
+    return ServeRequest(
+        model_dir=config_directory(model, options.revision, options.download_dir),
+        max_model_len=options.max_model_len,
+        max_num_seqs=asked["max_num_seqs"],
+        tensor_parallel_size=options.tensor_parallel_size,
+        dtype=asked["dtype"],
+        block_size=options.block_size,
+        override=extra.get(overrides.KEY, {}),
+        **ours.pop(ASKED_KEY, {}),
+        options=ours,
+    )
+
+
+def _version(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    for name in SHOWN:
+        try:
+            print(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            print(f"{name} is not installed")
+    print(f"python {sys.version.split()[0]}")
+    return 0
+
+
+_SUFFIXES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+
+
+def _size(text: str) -> int:
+    """A whole number, or one such as 4k (4000) and 4K (4096), as vLLM reads them."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.strip())
+    size = int(float(match[1]) * _SUFFIXES.get(match[2], 1)) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; write 4096 or 4k")
+    return size
+
+
+def _length(text: str) -> int | None:
+    return None if text.strip().lower() in ("-1", "auto") else _size(text)
+
+
+def _as_vllm_reads_them(arguments: Sequence[str]) -> Iterator[str]:
+    """--max_num_seqs is --max-num-seqs, and --neuronserve.chunk_tokens 128 is --neuronserve '{"chunk_tokens": 128}'."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--"):
+            yield word
+            continue
+        name, separator, value = word.partition("=")
+        flag, *path = name.split(".")
+        yield flag.replace("_", "-") + (f"{separator}{value}" if not path else "")
+        if path:
+            yield _nested(path, value if separator else next(words, ""))
+
+
+def _nested(path: Sequence[str], text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for key in reversed(path):
+        value = {key: value}
+    return json.dumps(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
