@@ -7,6 +7,8 @@ Without a C compiler the wheel is pure, and the kernels are compiled where it ru
 from __future__ import annotations
 
 import importlib.util
+import re
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
@@ -43,14 +45,10 @@ class BuildWithKernels(build_py):
 class PlatformWheel(bdist_wheel):
     """`py3-none-<platform>` when there is a library inside, `py3-none-any` when there is none."""
 
-    def run(self) -> None:
-        self.run_command("build_py")
-        self.root_is_pure = getattr(self.distribution, "kernels", None) is None
-        super().run()
-
     def get_tag(self) -> tuple[str, str, str]:
-        _, _, platform = super().get_tag()
-        return "py3", "none", platform
+        if getattr(self.distribution, "kernels", None) is None:
+            return "py3", "none", "any"
+        return "py3", "none", re.sub(r"[-.]", "_", sysconfig.get_platform())
 
 
 setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

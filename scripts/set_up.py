@@ -136,6 +136,10 @@ class Environment:
         self.log = folder / "set-up.log"
         self._stamps = folder / "set-up.json"
 
+    @property
+    def is_ours(self) -> bool:
+        return self._stamps.exists()
+
     def done(self) -> dict[str, str]:
         if not self.python.exists():
             return {}
@@ -202,11 +206,14 @@ def pinned(name: str) -> str:
 
 
 def make_environment(environment: Environment) -> None:
+    """A new environment in place of an old one of ours; a folder that set-up did not make is left alone."""
     folder = environment.folder
-    if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
-        raise SetUpError(f"{folder} is not a virtual environment; move it away or name another with VENV=…")
+    if folder.exists() and any(folder.iterdir()) and not environment.is_ours:
+        raise SetUpError(f"{folder} was not made by this set-up; move it away or name another with VENV=…")
     shutil.rmtree(str(folder), ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(environment.folder)], check=True, stdout=subprocess.DEVNULL)
+    folder.mkdir(parents=True)
+    environment.mark_done({})
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, stdout=subprocess.DEVNULL)
 
 
 def install_build_tools(environment: Environment) -> None:
@@ -295,7 +302,7 @@ def build_kernels(environment: Environment) -> None:
     environment.run(
         "-c",
         "import pathlib, sys; from neuronserve.neuron_worker.device.cpu.build import build; "
-        "sys.exit(None if build(pathlib.Path(sys.argv[1])) else 'error: the kernels could not be compiled')",
+        "sys.exit(0 if build(pathlib.Path(sys.argv[1])) else 1)",
         str(CPU_FOLDER),
     )
 
@@ -339,7 +346,8 @@ def set_up(environment: Environment) -> None:
     done = environment.done()
     if done == wanted:
         return
-    lacking = missing(this_machine(ROOT), DISK_GB if done.get("requirements") != wanted["requirements"] else SPARE_GB)
+    has_requirements = done.get("requirements") == wanted.get("requirements")
+    lacking = missing(this_machine(ROOT), SPARE_GB if has_requirements else DISK_GB)
     if lacking:
         raise SetUpError("cannot set up here: " + "; ".join(lacking))
     finished: dict[str, str] = {}

@@ -1,0 +1,45 @@
+"""The commands a person types: what `make` would run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+
+
+def recipe(*arguments: str) -> str:
+    return subprocess.run(
+        ["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_serve_honours_port_and_sends_no_statistics() -> None:
+    text = recipe("serve", "PORT=8123")
+
+    assert "--device neuron" in text
+    assert "--port 8123" in text
+    assert "VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1" in text
+
+
+def test_serve_takes_another_model_and_flags() -> None:
+    text = recipe("serve", "MODEL=org/name", "ARGS=--max-num-seqs 4")
+
+    assert '"org/name"' in text
+    assert "--max-num-seqs 4" in text
+    assert "demo_model" not in text
+
+
+def test_every_target_sets_up_first() -> None:
+    for target in ("serve", "test", "test-full", "demo-model", "bench", "lint", "wheelhouse"):
+        assert recipe(target).startswith("python3 scripts/set_up.py --venv .venv"), target
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="make would set up an environment of its own")
+def test_demo_model_prints_the_directory_alone(smollm2: Path) -> None:
+    command = ["make", "--silent", "demo-model", f"PYTHON={sys.executable}"]
+
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{smollm2}\n"
