@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,19 @@ import pytest
 from .conftest import ROOT
 
 
+def clean_environment() -> dict[str, str]:
+    """Without what a `make test PORT=…` around this suite hands down."""
+    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "VENV", "PYTHON", "HOST", "PORT", "MODEL", "ARGS", "PEERS"}
+    return {key: value for key, value in os.environ.items() if key not in handed_down}
+
+
+def make(*arguments: str) -> str:
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True).stdout
+
+
 def recipe(*arguments: str) -> str:
-    return subprocess.run(
-        ["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    return make("--dry-run", *arguments)
 
 
 def test_serve_honours_port_and_sends_no_statistics() -> None:
@@ -40,6 +50,4 @@ def test_every_target_sets_up_first() -> None:
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="make would set up an environment of its own")
 def test_demo_model_prints_the_directory_alone(smollm2: Path) -> None:
-    command = ["make", "--silent", "demo-model", f"PYTHON={sys.executable}"]
-
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{smollm2}\n"
+    assert make("--silent", "demo-model", f"PYTHON={sys.executable}") == f"{smollm2}\n"
