@@ -179,6 +179,8 @@ class DeviceOptions:
     max_prompt_logprobs: int = 20
     neuron_config: Mapping[str, Any] = field(default_factory=dict)  # validated NeuronConfig overrides
     threads: int | None = None  # None: every core this process may use
+    sampling: str = "host"  # where `Capabilities.sampling` is "fixed": "host" gives logits, "device" token ids
+    artifacts: str | None = None  # directory for compiled graphs, kept between starts; None: not kept
 
 
 @dataclass(frozen=True)
