@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.bucketing.row import Row, int32
 from neuronserve.neuron_worker.device import registry

@@ -19,7 +19,8 @@ def _make_package() -> None:
     spec = importlib.util.spec_from_file_location(
         NAME, os.path.join(FOLDER, "__init__.py"), submodule_search_locations=[FOLDER]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     sys.modules[NAME] = package
     spec.loader.exec_module(package)

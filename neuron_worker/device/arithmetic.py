@@ -109,6 +109,7 @@ class ArithmeticDevice:
     def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
         self._capabilities = capabilities
         self._options: DeviceOptions | None = None
+        self._cache: Int64 = np.zeros((0, 0), np.int64)  # [blocks, block size]
         self._shapes: set[StepShape] = set()
         self._sealed = False
 
@@ -146,13 +147,16 @@ class ArithmeticDevice:
         return config
 
     def allocate(self, num_blocks: int) -> None:
-        assert self._options is not None, "load comes first"
+        if self._options is None:
+            raise DeviceError("the cache cannot be allocated before a model is loaded; call load first")
         self._cache = np.full((num_blocks, self._options.block_size), POISON, dtype=np.int64)
         self._live_slots: set[int] = set()
 
     def compile(self, shape: StepShape) -> None:
         if self._sealed:
             raise UncompiledShape(f"{shape} cannot be compiled after the device was sealed")
+        if self._options is None:
+            raise DeviceError(f"{shape} cannot be compiled before a model is loaded; call load first")
         self._shapes.add(shape)
 
     def seal(self) -> None:
@@ -179,6 +183,8 @@ class ArithmeticDevice:
         shape, can = batch.shape, self._capabilities
         if shape not in self._shapes:
             raise UncompiledShape(f"{shape} was not compiled; compiled: {sorted(self._shapes)}")
+        if not len(self._cache):
+            raise DeviceError("run before allocate: there is no cache")
         if batch.decode is not None and batch.decode.tokens.shape != (shape.decode_rows, shape.decode_width):
             raise DeviceError(f"decode tokens are {batch.decode.tokens.shape}, the shape is {shape}")
         if batch.prefill is not None and batch.prefill.tokens.shape != (shape.prefill_tokens,):

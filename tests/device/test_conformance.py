@@ -1,0 +1,51 @@
+"""Every device there is, in this process and in another one, through the one suite."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from neuronserve.neuron_worker.device import registry
+
+from .conformance import DeviceConformance, Place, bench
+from .models import Reference
+
+__all__ = ["bench"]
+
+NATIVE = "neuronserve.neuron_worker.device.cpu.device"
+
+PLACES = [
+    ("arithmetic", None),
+    ("arithmetic", sys.executable),
+    ("arithmetic-slots", None),
+    ("arithmetic-slots", sys.executable),
+    ("cpu-torch", None),
+    pytest.param("cpu-torch", sys.executable, marks=pytest.mark.full),
+    ("cpu", None),
+    ("cpu", sys.executable),
+]
+
+
+def name_of(value: object) -> str:
+    return "here" if value is None else "remote" if value == sys.executable else str(value)
+
+
+@pytest.mark.parametrize(("backend", "python"), PLACES, ids=name_of)
+class TestEveryDevice(DeviceConformance):
+    @pytest.fixture
+    def place(self, backend: str, python: str | None, reference: Callable[[str], Reference], tmp_path: Path) -> Place:
+        if backend == "cpu" and find_spec(NATIVE) is None:
+            pytest.skip("there is no native device yet")
+        return Place(lambda: registry.create(backend, python), _model_for(backend, reference, tmp_path))
+
+
+def _model_for(backend: str, reference: Callable[[str], Reference], tmp_path: Path) -> str:
+    if not backend.startswith("arithmetic"):
+        return str(reference("llama").directory)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 103}))
+    return str(tmp_path)
