@@ -54,7 +54,7 @@ class NeuronWorker(WorkerBase):
     def _load(self) -> tuple[Device, ModelFacts]:
         model = self.model_config
         directory = local_directory(model.model, model.revision, self.load_config.download_dir)
-        device = registry.create(self.config.backend)
+        device = registry.create(self.config.backend, self.config.device_python)
         return device, device.load(directory, self._device_options())
 
     def _device_options(self) -> DeviceOptions:

@@ -57,9 +57,13 @@ def capabilities(name: str) -> Capabilities:
     return found
 
 
-def create(name: str) -> Device:
-    """A device that holds nothing yet: `load` comes next."""
+def create(name: str, device_python: str | None = None) -> Device:
+    """A device that holds nothing yet: `load` comes next. With `device_python` it lives in that interpreter."""
     backend = _backend(name)
+    if device_python is not None:
+        from .remote import RemoteDevice
+
+        return RemoteDevice(name, device_python)
     module = _import(name, backend)
     device: Device = getattr(module, backend.factory)(getattr(module, backend.capabilities))
     return device
