@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from . import overrides
@@ -45,6 +46,7 @@ _FLAG = "--override-neuron-config"
 def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Keywords of vLLM's engine arguments, the classic ones among them, in vLLM's own vocabulary."""
     kept = dict(keywords)
+    _check_model(kept.get("model"))
     given = _options(kept)
     kept["additional_config"] = merged(kept.get("additional_config") or {}, given)
     kept.pop("use_v2_block_manager", None)
@@ -61,6 +63,12 @@ def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
         backend = backend_name(kept["additional_config"].get(OPTIONS_KEY, {}), environ)
         kept["max_num_seqs"] = registry.capabilities(backend).default_max_num_seqs
     return kept
+
+
+def _check_model(model: object) -> None:
+    """A path that leads nowhere; vLLM would take it for the name of a repository and say that it is a wrong one."""
+    if isinstance(model, str) and model.startswith(("/", "./", "../", "~")) and not Path(model).exists():
+        raise ConfigError(f"model={model!r}: no such directory; give a local directory or a hub id")
 
 
 def _options(kept: dict[str, Any]) -> dict[str, Any]:

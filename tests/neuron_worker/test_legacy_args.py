@@ -1,0 +1,209 @@
+"""What users of the classic fork type, as keywords and as flags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+
+from neuronserve.neuron_worker import legacy_args
+from neuronserve.neuron_worker.device import registry
+from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.legacy_args import translate
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    """With the flags of vLLM that ours meet, in the least form."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--additional-config", type=json.loads, default={})
+    parser.add_argument("--speculative-config", type=json.loads)
+    parser.add_argument("--dtype", choices=["auto", "half", "float16", "bfloat16", "float", "float32"], default="auto")
+    parser.add_argument("--shutdown-timeout", type=int, default=0)
+    legacy_args.add_flags(parser)
+    legacy_args.add_flags(parser)  # vLLM asks more than once
+    return parser.parse_args(arguments)
+
+
+# -- keywords
+
+
+def test_keywords_that_vllm_knows_pass_through() -> None:
+    known = {"model": "m", "max_num_seqs": 8, "max_model_len": 128, "block_size": 128, "tensor_parallel_size": 2}
+
+    assert translate(known, {}) == {**known, "additional_config": {}}
+
+
+def test_the_guides_keywords() -> None:
+    keywords = {"max_num_seqs": 8, "device": "neuron", "override_neuron_config": {"shard_over_sequence": True}}
+
+    assert translate(keywords, {}) == {
+        "max_num_seqs": 8,
+        "additional_config": {
+            "neuronserve": {"device": "neuron"},
+            "override_neuron_config": {"shard_over_sequence": True},
+        },
+    }
+
+
+def test_modern_and_classic_names_are_merged() -> None:
+    keywords = {
+        "max_num_seqs": 8,
+        "additional_config": {"override_neuron_config": {"fuse_qkv": False}, "neuronserve": {"threads": 1}},
+        "override_neuron_config": {"weight_tiling": True},
+        "neuronserve": {"chunk_tokens": 64},
+    }
+
+    assert translate(keywords, {})["additional_config"] == {
+        "override_neuron_config": {"fuse_qkv": False, "weight_tiling": True},
+        "neuronserve": {"threads": 1, "chunk_tokens": 64},
+    }
+
+
+def test_the_callers_dictionaries_are_left_alone() -> None:
+    extra: dict[str, Any] = {"neuronserve": {"threads": 1}}
+
+    translate({"max_num_seqs": 8, "additional_config": extra, "device": "auto"}, {})
+
+    assert extra == {"neuronserve": {"threads": 1}}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "tpu"])
+def test_another_device_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device='{device}' is not served.*leave --device out or use neuron"):
+        translate({"device": device}, {})
+
+
+def test_neuron_quant_never_reaches_vllm() -> None:
+    translated = translate({"quantization": "neuron_quant", "max_num_seqs": 1}, {})
+
+    assert "quantization" not in translated
+    assert translated["additional_config"]["neuronserve"] == {"quantization": "neuron_quant"}
+
+
+def test_other_quantizations_are_left_to_vllm() -> None:
+    assert translate({"quantization": "awq", "max_num_seqs": 1}, {})["quantization"] == "awq"
+
+
+def test_types_in_classic_spelling() -> None:
+    assert translate({"dtype": "bf16", "max_num_seqs": 1}, {})["dtype"] == "bfloat16"
+
+
+def test_the_default_number_of_sequences_is_the_devices() -> None:
+    translated = translate({"max_num_seqs": None, "neuronserve": {"backend": "arithmetic"}}, {})
+
+    assert translated["max_num_seqs"] == registry.capabilities("arithmetic").default_max_num_seqs
+
+
+def test_what_was_asked_is_told_apart_from_defaults() -> None:
+    keywords = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "enable_prefix_caching": None}
+
+    assert translate(keywords, {})["additional_config"]["neuronserve"] == {"asked": {"max_num_batched_tokens": 64}}
+
+
+def test_asynchronous_scheduling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--async-scheduling is not built yet"):
+        translate({"async_scheduling": True}, {})
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_scheduling_that_is_not_asynchronous_passes(value: bool | None) -> None:
+    assert translate({"async_scheduling": value, "max_num_seqs": 1}, {})["async_scheduling"] is value
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"speculative_model": "draft", "num_speculative_tokens": 4, "speculative_max_model_len": 128},
+        {"speculative_config": {"model": "draft", "num_speculative_tokens": 4}},
+        {"spec_model": "draft"},
+        {"spec_method": "ngram"},
+    ],
+)
+def test_speculation_is_refused_until_it_is_built(keywords: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="speculative decoding is not built yet: leave out --speculative-model"):
+        translate({**keywords, "use_v2_block_manager": True}, {})
+
+
+def test_speculative_keywords_become_vllms_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legacy_args, "refuse_speculation", lambda: None)
+    keywords = {"speculative_model": "draft", "num_speculative_tokens": 4, "speculative_max_model_len": 128}
+
+    translated = translate({**keywords, "use_v2_block_manager": True, "max_num_seqs": 4}, {})
+
+    assert translated == {
+        "max_num_seqs": 4,
+        "additional_config": {},
+        "speculative_config": {"model": "draft", "num_speculative_tokens": 4, "max_model_len": 128},
+    }
+
+
+def test_a_model_directory_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"model='\./nowhere': no such directory"):
+        translate({"model": "./nowhere"}, {})
+
+
+# -- flags
+
+
+def test_the_guides_flags() -> None:
+    # As bash leaves {\"shard_over_sequence\":\"True\"}.
+    options = parse("--device", "neuron", "--override-neuron-config", '{"shard_over_sequence":"True"}')
+
+    assert options.additional_config == {
+        "neuronserve": {"device": "neuron"},
+        "override_neuron_config": {"shard_over_sequence": "True"},
+    }
+
+
+def test_flags_meet_additional_config_in_any_order() -> None:
+    extra = '{"override_neuron_config": {"fuse_qkv": false}, "mine": 1}'
+    before = parse("--additional-config", extra, "--override-neuron-config", '{"weight_tiling": true}')
+    after = parse("--override-neuron-config", '{"weight_tiling": true}', "--additional-config", extra)
+
+    assert before.additional_config == after.additional_config
+    assert after.additional_config == {
+        "override_neuron_config": {"fuse_qkv": False, "weight_tiling": True},
+        "mine": 1,
+    }
+
+
+def test_flags_do_not_leak_into_the_next_parse() -> None:
+    parse("--device", "neuron")
+
+    assert parse().additional_config == {}
+
+
+def test_speculative_flags() -> None:
+    options = parse(
+        "--speculative-model", "draft", "--num-speculative-tokens", "4", "--speculative-max-model-len", "128",
+        "--use-v2-block-manager",
+    )  # fmt: skip
+
+    assert options.speculative_config == {"model": "draft", "num_speculative_tokens": 4, "max_model_len": 128}
+
+
+@pytest.mark.parametrize("spelling", ["fp16", "half", "float16"])
+def test_dtype_flag(spelling: str) -> None:
+    assert translate({"dtype": parse("--dtype", spelling).dtype, "max_num_seqs": 1}, {})["dtype"] == "float16"
+
+
+def test_a_server_drains() -> None:
+    assert parse().shutdown_timeout == 90
+    assert parse("--shutdown-timeout", "5").shutdown_timeout == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "cpu"), "device='cpu' is not served"),
+        (("--override-neuron-config", "shard_over_sequence:True"), "is not JSON .*put it in single quotes"),
+        (("--override-neuron-config", '"fuse_qkv":true'), "the shell split it at a comma"),
+        (("--override-neuron-config", "[1]"), "expected a JSON object"),
+        (("--neuronserve", "backend"), "neuronserve='backend' is not JSON"),
+    ],
+)
+def test_a_malformed_flag_names_itself(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=message):
+        parse(*arguments)
