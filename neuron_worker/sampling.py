@@ -123,6 +123,10 @@ class HostSampler:
         """Processors of the user's may touch any row, so then every row needs its logits."""
         return any(type(processor) not in BUILTIN_LOGITS_PROCESSORS for processor in self._processors.all)
 
+    def warm_up(self) -> None:
+        """vLLM traces how it ranks a token when it first does so; better now than in somebody's request."""
+        self._sampler.gather_logprobs(torch.zeros(2, self._batch.vocab_size), 1, torch.zeros(2, dtype=torch.int64))
+
     def _make_batch(self, vllm_config: VllmConfig, vocab_size: int, processors: LogitsProcessors) -> InputBatch:
         """Used for its sampling half only; its block table is as small as it can be."""
         return InputBatch(

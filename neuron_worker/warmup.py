@@ -18,12 +18,17 @@ def describe(shape: StepShape) -> str:
     return f"{' + '.join(parts)}, context {shape.context}"
 
 
-def warm_up(device: Device, shapes: Sequence[StepShape], say: Callable[[str], None]) -> float:
-    """Compile all shapes and seal; gives the seconds it took."""
-    began = time.perf_counter()
+def warm_up(
+    device: Device, shapes: Sequence[StepShape], say: Callable[[str], None], seconds_between_lines: float = 0.5
+) -> float:
+    """Compile all shapes and seal; gives the seconds it took. Shapes that take no time share a line."""
+    began = said = time.perf_counter()
     for number, shape in enumerate(shapes, start=1):
         started = time.perf_counter()
         device.compile(shape)
-        say(f"{number}/{len(shapes)} {describe(shape)}, {time.perf_counter() - started:.1f} s")
+        now = time.perf_counter()
+        if now - said >= seconds_between_lines or number == len(shapes):
+            say(f"{number}/{len(shapes)} {describe(shape)}, {now - started:.1f} s")
+            said = now
     device.seal()
     return time.perf_counter() - began

@@ -63,12 +63,11 @@ class NeuronWorker(WorkerBase):
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """One layer that stands for all: vLLM counts blocks, the device knows what is in them."""
-        per_token, element = self.facts.bytes_per_kv_token, torch.float32.itemsize
         spec = FullAttentionSpec(
             block_size=self.cache_config.block_size,
             num_kv_heads=1,
-            head_size=per_token // (2 * element),  # keys and values
-            dtype=torch.float32,
+            head_size=-(-self.facts.bytes_per_kv_token // 2),  # keys, and as much again for values
+            dtype=torch.uint8,
         )
         return {"all_layers": spec}
 
@@ -92,6 +91,7 @@ class NeuronWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         self.runner = self._make_runner()
+        self.runner.host_sampler.warm_up()
         seconds = self._warm_up(self.backend)
         counters = self.runner.counters
         counters.warmup_seconds, counters.num_shapes = seconds, len(self.config.plan.shapes)

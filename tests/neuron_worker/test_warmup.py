@@ -15,8 +15,9 @@ SHAPES = [StepShape(0, 1, 512, 2048), StepShape(4, 1, 0, 256), StepShape(4, 3, 6
 
 
 def test_counts_aloud_and_seals() -> None:
-    device, said = ArithmeticDevice(), []
-    warm_up(device, SHAPES, said.append)
+    device = ArithmeticDevice()
+    said: list[str] = []
+    warm_up(device, SHAPES, said.append, seconds_between_lines=0)
     assert [re.sub(r"\d+\.\d s", "0.4 s", line) for line in said] == [
         "1/3 prefill 512, context 2048, 0.4 s",
         "2/3 decode 4, context 256, 0.4 s",
@@ -24,6 +25,12 @@ def test_counts_aloud_and_seals() -> None:
     ]
     with pytest.raises(UncompiledShape):
         device.compile(SHAPES[0])
+
+
+def test_shapes_that_take_no_time_share_a_line() -> None:
+    said: list[str] = []
+    warm_up(ArithmeticDevice(), SHAPES, said.append, seconds_between_lines=60)
+    assert [line.split()[0] for line in said] == ["3/3"]
 
 
 def test_a_shape_in_words() -> None:
