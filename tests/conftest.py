@@ -1,10 +1,14 @@
-"""What the whole suite shares: the `--full` switch and the demo model's directory."""
+"""What the whole suite shares: the `--full` switch, the demo model's directory, and the judge of its tokens."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from .tools.reference import Reference
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,3 +35,11 @@ def smollm2() -> Path:
     from neuronserve.server.demo_model import demo_model
 
     return demo_model()
+
+
+@pytest.fixture(scope="session")
+def reference(smollm2: Path) -> Reference:
+    """transformers' view of the demo model; what one test had it compute, the next one finds."""
+    from .tools.reference import Reference
+
+    return Reference(smollm2)

@@ -20,12 +20,9 @@ from ..tools.prompts import Prompt, read_prompts, subset
 
 if TYPE_CHECKING:
     from ..tools.engine import Engine
-    from ..tools.reference import Reference
 
 LENGTH = 1024
 """max_model_len of these engines: the longest prompt and 64 tokens fit."""
-
-MakeEngine = Callable[..., "contextmanager[Engine]"]
 
 
 @pytest.fixture(scope="session")
@@ -37,13 +34,6 @@ def prompts(smollm2: Path, full: bool) -> list[Prompt]:
 @pytest.fixture(scope="session")
 def num_tokens(full: bool) -> int:
     return 64 if full else 24
-
-
-@pytest.fixture(scope="session")
-def reference(smollm2: Path) -> Reference:
-    from ..tools.reference import Reference
-
-    return Reference(smollm2)
 
 
 @pytest.fixture(scope="session")

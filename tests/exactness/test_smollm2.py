@@ -104,7 +104,10 @@ def test_chunks_are_cut(cold: Engine, prompts: list[Prompt], reference: Referenc
     """A prompt takes the steps its chunks need, and a neighbour that decodes gets its token in each of them."""
     chunk = cold.config.plan.chunk_tokens
     assert chunk is not None
-    long, short = max(prompts, key=lambda prompt: len(prompt.tokens)), min(prompts, key=lambda prompt: len(prompt.tokens))
+    long, short = (
+        max(prompts, key=lambda prompt: len(prompt.tokens)),
+        min(prompts, key=lambda prompt: len(prompt.tokens)),
+    )
     num_chunks = -(-len(long.tokens) // chunk)
     cold.add("short", short.tokens, params(num_chunks + 4))
     cold.step(2)

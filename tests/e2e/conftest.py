@@ -1,0 +1,56 @@
+"""One real server for the session, and OpenAI's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from ..tools.server import PATIENCE, VLLM, Server, free_port
+
+MODEL = "smollm2"
+LENGTH = 1024
+PLACES = 8
+
+FLAGS = [
+    "--device", "neuron",
+    "--host", "127.0.0.1",
+    "--served-model-name", MODEL,
+    "--max-model-len", str(LENGTH),
+    "--max-num-seqs", str(PLACES),
+    "--enable-auto-tool-choice",
+    "--tool-call-parser", "hermes",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port = free_port()
+    command = [VLLM, "serve", str(smollm2), "--port", str(port), *FLAGS]
+    server = Server(command, port, tmp_path_factory.mktemp("server") / "log")
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.close()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows the last lines of the server's log."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    server = getattr(item, "funcargs", {}).get("server")
+    if report.failed and isinstance(server, Server):
+        report.sections.append(("server log", server.output[-6000:]))
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def async_client(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)

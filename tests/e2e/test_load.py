@@ -1,0 +1,111 @@
+"""Many clients at once, and clients that leave: same answers, and places that come free."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ..tools.prompts import Prompt, read_prompts
+from ..tools.reference import Reference
+from ..tools.server import PATIENCE, Server
+from .conftest import MODEL, PLACES
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+NUM_STREAMS = 32
+NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def short_prompts(smollm2: Path) -> list[Prompt]:
+    by_length = sorted(read_prompts(smollm2), key=lambda prompt: len(prompt.tokens))
+    return by_length[:NUM_STREAMS]
+
+
+async def stream(client: openai.AsyncOpenAI, prompt: Prompt, **parameters: Any) -> list[int]:
+    """Token ids of one streamed completion."""
+    defaults = {"model": MODEL, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True}
+    body = {"return_token_ids": True, "ignore_eos": True}
+    events = await client.completions.create(prompt=prompt.text, extra_body=body, **{**defaults, **parameters})
+    tokens = []
+    async for event in events:
+        if event.choices:
+            tokens += event.choices[0].token_ids or []
+    return tokens
+
+
+async def all_at_once(client: openai.AsyncOpenAI, prompts: list[Prompt], **parameters: Any) -> list[list[int]]:
+    return await asyncio.gather(*(stream(client, prompt, **parameters) for prompt in prompts))
+
+
+def client_of(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+
+def test_32_streams_are_each_what_transformers_says(
+    server: Server, short_prompts: list[Prompt], reference: Reference
+) -> None:
+    async def ask() -> list[list[int]]:
+        async with client_of(server) as client:
+            return await all_at_once(client, short_prompts)
+
+    together = asyncio.run(ask())
+    assert [len(tokens) for tokens in together] == [NUM_TOKENS] * NUM_STREAMS
+    reference.check(zip([prompt.tokens for prompt in short_prompts], together, strict=True))
+
+
+def test_a_seeded_answer_is_the_same_alone_and_under_load(server: Server, short_prompts: list[Prompt]) -> None:
+    async def ask() -> tuple[list[int], list[list[int]]]:
+        async with client_of(server) as client:
+            alone = await stream(client, short_prompts[5], temperature=1.0, seed=42)
+            others = [short_prompts[20], short_prompts[5], *short_prompts[:10]]
+            return alone, await all_at_once(client, others, temperature=1.0, seed=42)
+
+    alone, together = asyncio.run(ask())
+    assert alone == together[1]
+
+
+def endless(prompt: str) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
+    """All places are taken by long answers; when their clients go, a waiting request starts long before their end."""
+    made = server.metric("vllm:generation_tokens_total")
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        opened = [
+            http.send(http.build_request("POST", "/v1/completions", json=endless(f"Story {n}:")), stream=True)
+            for n in range(PLACES)
+        ]
+        for response in opened:
+            next(response.iter_lines())
+        server.wait_for_metric(RUNNING, PLACES)
+        for response in opened:
+            response.close()
+    answer = httpx.post(
+        f"{server.url}/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2}, timeout=PATIENCE
+    )
+    assert answer.status_code == 200
+    server.wait_for_metric(RUNNING, 0)
+    assert server.metric("vllm:generation_tokens_total") - made < PLACES * 900 / 2
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        opened = [
+            http.send(http.build_request("POST", "/v1/completions", json=endless(f"Tale {n}:")), stream=True)
+            for n in range(PLACES)
+        ]
+        server.wait_for_metric(RUNNING, PLACES)
+        waiting = http.send(http.build_request("POST", "/v1/completions", json=endless("Last:")), stream=True)
+        server.wait_for_metric(WAITING, 1)
+        waiting.close()
+        server.wait_for_metric(WAITING, 0)
+        assert server.metric(RUNNING) == PLACES
+        for response in opened:
+            response.close()
+    server.wait_for_metric(RUNNING, 0)
