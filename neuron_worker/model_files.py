@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .errors import ConfigError
+
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -21,4 +23,9 @@ def config_directory(model: str, revision: str | None = None, download_dir: str 
         return model
     from huggingface_hub import hf_hub_download
 
-    return str(Path(hf_hub_download(model, "config.json", revision=revision, cache_dir=download_dir)).parent)
+    try:
+        path = hf_hub_download(model, "config.json", revision=revision, cache_dir=download_dir)
+    except Exception as error:  # the hub's own errors have no common base
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model={model!r} is no local directory, and the hub says: {why}") from None
+    return str(Path(path).parent)

@@ -8,10 +8,10 @@ vLLM can be imported and before any configuration is made.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import logging
 import os
 import sys
+from importlib.machinery import PathFinder
 from itertools import pairwise
 
 from . import environment, startup_errors, vllm_changes
@@ -72,7 +72,8 @@ def is_ours(argv: list[str]) -> bool:
 
 def another_device_claims() -> bool:
     """Whether one of vLLM's own accelerators would serve. A vLLM without compiled kernels can serve none of them."""
-    if importlib.util.find_spec("vllm._C") is None:
+    vllm = sys.modules.get("vllm")
+    if vllm is None or PathFinder.find_spec("vllm._C", vllm.__path__) is None:
         return False
     platforms = getattr(sys.modules.get("vllm.platforms"), "builtin_platform_plugins", {})
     return any(claims() is not None for name, claims in platforms.items() if name != "cpu")

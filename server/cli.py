@@ -73,13 +73,13 @@ def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    model = options.model_tag or options.model
-    if not model:
+    options.model = options.model_tag or options.model
+    if not options.model:
         raise ConfigError("no model: give a directory or a hub id, such as neuronserve plan path/to/model")
     ignored = [word.split("=")[0] for word in rest if word.startswith("-")]
     if ignored:
         print(f"note: not part of a plan: {' '.join(ignored)}")
-    resolution = resolve(_request(model, options), os.environ)
+    resolution = resolve(_request(options), os.environ)
     for warning in resolution.warnings:
         print(f"warning: {warning}")
     for note in resolution.notes:
@@ -88,15 +88,15 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return 0
 
 
-def _request(model: str, options: argparse.Namespace) -> ServeRequest:
-    names = ("quantization", "dtype", "max_num_seqs", "additional_config", "speculative_config", *legacy_args.ASKED)
-    asked = legacy_args.translate({name: getattr(options, name) for name in names}, os.environ)
+def _request(options: argparse.Namespace) -> ServeRequest:
+    names = ("model", "quantization", "dtype", "max_num_seqs", "additional_config", "speculative_config")
+    asked = legacy_args.translate({name: getattr(options, name) for name in (*names, *legacy_args.ASKED)}, os.environ)
     extra: dict[str, Any] = asked["additional_config"]
     if asked.get("quantization"):
         raise ConfigError(f"--quantization {asked['quantization']} is not supported; neuron_quant is, for int8 weights")
     ours = dict(extra.get(OPTIONS_KEY, {}))
     return ServeRequest(
-        model_dir=config_directory(model, options.revision, options.download_dir),
+        model_dir=config_directory(options.model, options.revision, options.download_dir),
         max_model_len=options.max_model_len,
         max_num_seqs=asked["max_num_seqs"],
         tensor_parallel_size=options.tensor_parallel_size,
