@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
-from neuronserve.neuron_worker.device.base import StepShape
+from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape
 from neuronserve.neuron_worker.device.errors import UncompiledShape
 from neuronserve.neuron_worker.warmup import describe, warm_up
 
 SHAPES = [StepShape(0, 1, 512, 2048), StepShape(4, 1, 0, 256), StepShape(4, 3, 64, 256)]
 
 
-def test_counts_aloud_and_seals() -> None:
+@pytest.fixture
+def device(tmp_path: Path) -> ArithmeticDevice:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 64}))
     device = ArithmeticDevice()
+    device.load(str(tmp_path), DeviceOptions(max_num_seqs=4, max_model_len=2048, block_size=16, prompts_per_call=4))
+    device.allocate(2)
+    return device
+
+
+def test_counts_aloud_and_seals(device: ArithmeticDevice) -> None:
     said: list[str] = []
     warm_up(device, SHAPES, said.append, seconds_between_lines=0)
     assert [re.sub(r"\d+\.\d s", "0.4 s", line) for line in said] == [
@@ -27,9 +37,9 @@ def test_counts_aloud_and_seals() -> None:
         device.compile(SHAPES[0])
 
 
-def test_shapes_that_take_no_time_share_a_line() -> None:
+def test_shapes_that_take_no_time_share_a_line(device: ArithmeticDevice) -> None:
     said: list[str] = []
-    warm_up(ArithmeticDevice(), SHAPES, said.append, seconds_between_lines=60)
+    warm_up(device, SHAPES, said.append, seconds_between_lines=60)
     assert [line.split()[0] for line in said] == ["3/3"]
 
 
