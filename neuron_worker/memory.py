@@ -1,8 +1,8 @@
 """How much memory the key-value cache gets on a device that lives in the host's memory.
 
 In order: `--kv-cache-memory-bytes`; `VLLM_CPU_KVCACHE_SPACE` (GiB); else room for every sequence at full length,
-but no more than half of what is free, nor than `--gpu-memory-utilization` of it. vLLM's own
-`--num-gpu-blocks-override` comes after all of these.
+but no more than 4 GiB (or one such sequence, where that is more), than half of what is free, and than
+`--gpu-memory-utilization` of it. vLLM's own `--num-gpu-blocks-override` comes after all of these.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 LARGEST_SHARE = 0.5
+ENOUGH = 4 * 2**30
+"""Requests wait, or are preempted, where this is too little; a laptop has other things to do with its memory."""
 
 
 def cache_bytes(
@@ -31,9 +33,10 @@ def cache_bytes(
     if space := _gibibytes(environ.get(VARIABLE, "")):
         return space
     # One block more than the sequences need: vLLM keeps block 0 to itself.
-    wanted = (max_num_seqs * -(-max_model_len // block_size) + 1) * block_bytes
+    per_sequence = -(-max_model_len // block_size)
+    wanted, least = ((count * per_sequence + 1) * block_bytes for count in (max_num_seqs, 1))
     free = free_bytes() if free is None else free
-    return min(wanted, int(free * min(LARGEST_SHARE, utilization)))
+    return min(wanted, max(ENOUGH, least), int(free * min(LARGEST_SHARE, utilization)))
 
 
 def _gibibytes(text: str) -> int:

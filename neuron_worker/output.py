@@ -52,8 +52,8 @@ def take_prompt_scores(request: LiveRequest) -> LogprobsTensors:
 
 def _prompt_scores(request: LiveRequest) -> LogprobsTensors:
     if request.prompt_scores is None:
-        kept = request.params.prompt_logprobs or 0
-        request.prompt_scores = LogprobsTensors.empty_cpu(len(request.prompt) - 1, kept + 1)
+        columns = request.num_prompt_logprobs + 1
+        request.prompt_scores = LogprobsTensors.empty_cpu(len(request.prompt) - 1, columns)
     return request.prompt_scores
 
 

@@ -57,6 +57,7 @@ class LiveRequest:
     num_blocks: int = 0
     num_computed: int = 0
     scores_due: bool = False  # prompt log-probabilities asked for and not yet delivered
+    num_prompt_logprobs: int = 0  # alternatives beside the prompt's own token
     prompt_scores: LogprobsTensors | None = None  # of the chunks so far
 
     @property
@@ -80,6 +81,7 @@ class RequestState:
         max_num_seqs: int,
         max_model_len: int,
         block_size: int,
+        vocab_size: int,
         decide: Callable[[SamplingParams], Ending],
         draw: Callable[[Ending, int], float],
     ) -> None:
@@ -88,6 +90,7 @@ class RequestState:
         self._blocks: Int32 = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._free_places = list(range(max_num_seqs))[::-1]
         self._requests: dict[str, LiveRequest] = {}
+        self._vocab_size = vocab_size
         self._decide = decide
         self._draw = draw
 
@@ -121,13 +124,15 @@ class RequestState:
         if new.prompt_token_ids is None or new.sampling_params is None:
             raise ValueError(f"request {new.req_id} has no prompt tokens or no sampling parameters")
         self._leave(new.req_id)  # a session that goes on with more input comes as new again
+        asked = new.sampling_params.prompt_logprobs
         request = LiveRequest(
             id=new.req_id,
             params=new.sampling_params,
             prompt=new.prompt_token_ids,
             ending=self._decide(new.sampling_params),
             num_computed=new.num_computed_tokens,
-            scores_due=new.sampling_params.prompt_logprobs is not None,
+            scores_due=asked is not None,
+            num_prompt_logprobs=self._vocab_size if asked == -1 else asked or 0,
         )
         self._requests[new.req_id] = request
         self._take_place(request, request.prompt, new.block_ids[0])
@@ -198,7 +203,7 @@ class RequestState:
             min_p=ending.min_p,
             uniforms=(self._draw(ending, len(request.output)),) if ends and ending.draws else (),
             targets=self._targets(request, start, count) if scored else None,
-            prompt_logprobs=(request.params.prompt_logprobs or 0) if scored else 0,
+            prompt_logprobs=request.num_prompt_logprobs if scored else 0,
         )
         return ScheduledRow(request, row, ends)
 

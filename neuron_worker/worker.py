@@ -54,7 +54,7 @@ class NeuronWorker(WorkerBase):
     def _load(self) -> tuple[Device, ModelFacts]:
         model = self.model_config
         directory = local_directory(model.model, model.revision, self.load_config.download_dir)
-        device = registry.create(self.config.backend, self.config.device_python)
+        device = registry.create(self.config.backend, self.config.device_python, self.config.device_timeout)
         return device, device.load(directory, self._device_options())
 
     def _device_options(self) -> DeviceOptions:
@@ -114,6 +114,7 @@ class NeuronWorker(WorkerBase):
             max_num_seqs=self.scheduler_config.max_num_seqs,
             max_model_len=self.model_config.max_model_len,
             block_size=self.cache_config.block_size,
+            vocab_size=vocab_size,
             decide=Decider(self.backend.capabilities, vocab_size, always_host=always_host),
             draw=Draws(self.model_config.seed),
         )

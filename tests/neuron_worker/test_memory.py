@@ -29,6 +29,8 @@ LIMITS: dict[str, Any] = {
         ({"max_model_len": 130}, 37_000),
         ({"free": 50_000}, 25_000),  # half of what is free
         ({"free": 50_000, "utilization": 0.2}, 10_000),
+        ({"block_bytes": 200 * 2**20, "free": 99 * GIB}, 4 * GIB),  # 33 blocks would be 6.4 GiB
+        ({"block_bytes": GIB, "free": 99 * GIB}, 9 * GIB),  # one sequence alone needs this much
         ({"given": 5}, 5),
         ({"environ": {"VLLM_CPU_KVCACHE_SPACE": "2"}}, 2 * GIB),
         ({"environ": {"VLLM_CPU_KVCACHE_SPACE": "0"}}, 33_000),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -105,8 +106,36 @@ def test_one_block_per_sequence(make_engine: Make) -> None:
 
 
 @pytest.fixture(scope="module")
+def crowded(make_engine: Make) -> Engine:
+    return make_engine(num_gpu_blocks_override=12, options={"chunk_tokens": 32})
+
+
+@pytest.fixture(scope="module")
 def slots(make_engine: Make) -> Engine:
     return make_engine(options={"backend": "arithmetic-slots"}, max_num_seqs=3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_gives_the_tokens_of_each_request_alone(crowded: Engine, seed: int) -> None:
+    """Requests of all lengths join when they like and leave when they like, in a cache that is too small for them."""
+    chance = Random(seed)
+    asked = {f"{seed}-{i}": ([chance.randrange(64) for _ in range(chance.randint(1, 70))]) for i in range(24)}
+    lengths = {name: chance.randint(1, 40) for name in asked}
+    waiting, left = list(asked), set()
+    while waiting or crowded.core.has_unfinished_requests():
+        for _ in range(min(len(waiting), chance.randrange(3))):
+            name = waiting.pop()
+            crowded.add(name, asked[name], greedy(lengths[name]))
+        crowded.step()
+        if chance.random() < 0.1:
+            left.add(leaving := chance.choice(list(asked)))
+            crowded.core.abort_request([leaving])
+            waiting = [name for name in waiting if name != leaving]
+    for name, prompt in asked.items():
+        tokens = crowded.tokens.get(name, [])
+        assert tokens == expected(prompt, len(tokens))
+        assert name in left or len(tokens) == lengths[name]
+    assert crowded.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == 11
 
 
 class TestSlots:
@@ -150,4 +179,3 @@ class TestSlots:
 def _noting(copies: list[str], output: Any) -> Any:
     copies += output.scheduled_cached_reqs.all_token_ids
     return output
-

@@ -22,6 +22,7 @@ def state(max_num_seqs: int = 2, ending: Ending | None = None) -> RequestState:
         max_num_seqs=max_num_seqs,
         max_model_len=32,
         block_size=BLOCK_SIZE,
+        vocab_size=100,
         decide=lambda params: ending or Ending(Want.TOKEN),
         draw=lambda ending, position: position / 100,
     )
@@ -146,6 +147,12 @@ def test_prompt_scores_are_asked_for_every_token_but_the_first() -> None:
     last = s.apply(step({"a": 1}, cached=[Cached("a", 3)]))
     assert [row.row.targets.tolist() for row in (*first, *last) if row.row.targets is not None] == [[6, 7, 8], [-1]]
     assert first[0].row.prompt_logprobs == 3
+
+
+def test_minus_one_asks_for_the_whole_vocabulary() -> None:
+    params = SamplingParams(temperature=0, prompt_logprobs=-1)
+    [row] = state().apply(step({"a": 2}, news=[new("a", [5, 6], [1], params=params)]))
+    assert row.row.prompt_logprobs == 100
 
 
 def test_a_request_without_tokens_is_refused_by_name() -> None:
