@@ -1,7 +1,7 @@
 """`make lock`: the exact version of every distribution the product needs, read from the environment it was tested in.
 
 In: pyproject.toml's requirements and the distributions installed beside the running interpreter. Out: requirements.lock
-in three sections (build, serve, test), for every supported Python and architecture at once: each environment's closure
+in sections (build, serve, test, gpu), for every supported Python and architecture at once: each environment's closure
 is walked with its own markers, and a line that not all of them need carries a marker. torch and vLLM themselves are
 left out: `scripts/set_up.py` installs them in its own way, at pyproject.toml's versions.
 
@@ -33,9 +33,13 @@ APART = ("torch", "vllm")
 BUILD = ("cmake", "jinja2", "ninja", "packaging", "pip", "setuptools<81", "setuptools-rust", "setuptools-scm", "wheel")
 """vLLM's build requirements but for torch, and pip itself."""
 
+GPU = ("triton",)
+"""What xgrammar asks for on x86_64 and uses on GPUs alone: 0.3 GB to download, 1 GB on disk, imported at every start."""
+
 HEADER = """\
 # Exact versions for a reproducible install; made by `make lock`, not by hand.
 # torch and vLLM are not here: `make install` takes torch's CPU build and builds vLLM from source.
+# The section `gpu` is not installed; only pip's resolver asks for it.
 """
 
 Environment = tuple[str, str]
@@ -143,8 +147,9 @@ def lock() -> str:
     test = needs(extras["test"])
     lines = section("build", build, set())
     # Complete in itself, for `make wheelhouse`: some build tools are needed at run time too and stand in both.
-    lines += section("serve", serve, set())
+    lines += section("serve", serve, set(GPU))
     lines += section("test", test, set(serve))
+    lines += section("gpu", {name: serve[name] for name in GPU}, set())
     return HEADER + "\n".join(lines) + "\n"
 
 

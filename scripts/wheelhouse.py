@@ -1,10 +1,13 @@
 """`make wheelhouse`: every wheel an installation needs, for people who do not clone; `make dist`: our own two files.
 
 In: this checkout and the environment `scripts/set_up.py` made. Out: a folder with our wheel, the pure-Python vLLM
-wheel, torch's CPU wheel, all they need, and requirements.lock with the sha256 of each. It installs without an index:
+wheel, torch's CPU wheel, all they need, and requirements.lock with the sha256 of each. It installs without an index,
+with every digest checked:
 
-    pip install --no-index --find-links wheelhouse 'neuronserve[serve]'
-    pip install --no-index --find-links wheelhouse --require-hashes -r wheelhouse/requirements.lock   (hashes checked)
+    pip install --no-index --no-deps --find-links wheelhouse -r wheelhouse/requirements.lock
+
+`pip install --no-index --find-links wheelhouse 'neuronserve[serve]'` works too; pip's resolver then adds triton, which
+lies there for its sake and has no use without a GPU.
 
     python scripts/wheelhouse.py [--ours-only] FOLDER
 """
@@ -44,16 +47,18 @@ def add_requirements(environment: Environment, folder: Path) -> None:
     """What set-up installed, from pip's cache; the few without a wheel are built."""
     environment.pip("download", "--no-deps", "--dest", str(folder), *torch_source(environment), pinned("torch"))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
-        wanted.write("\n".join(locked("serve")) + "\n")
+        wanted.write("\n".join(locked("serve", "gpu")) + "\n")
         wanted.flush()
         environment.pip("wheel", "--no-deps", "--wheel-dir", str(folder), "--requirement", wanted.name)
 
 
 def write_lock(folder: Path) -> None:
+    left_out = {line.split("==")[0] for line in locked("gpu")}
     lines = []
     for wheel in sorted(folder.glob("*.whl"), key=lambda path: path.name.lower()):
         name, version, _, _ = parse_wheel_filename(wheel.name)
-        lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")
+        if name not in left_out:
+            lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")
     (folder / "requirements.lock").write_text("\n".join(lines) + "\n")
 
 

@@ -95,6 +95,24 @@ def test_vllm_is_built_without_device_code_whatever_the_shell_says(monkeypatch: 
     assert built == {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.32.0"}
 
 
+class Checked:
+    """Answers `pip check` with these lines."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+
+    def run(self, *arguments: str, statuses: tuple[int, ...]) -> str:
+        assert 1 in statuses, "a complaint is no failure of the command"
+        return "\n".join(self.lines)
+
+
+def test_only_what_is_left_out_on_purpose_may_be_missing() -> None:
+    set_up.check_requirements(Checked("xgrammar 0.2.8 requires triton, which is not installed."))
+
+    with pytest.raises(SetUpError, match="not complete: torch 2.13.0 requires sympy"):
+        set_up.check_requirements(Checked("torch 2.13.0 requires sympy, which is not installed."))
+
+
 # --- which steps run --------------------------------------------------------------------------------------------
 
 
