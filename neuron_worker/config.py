@@ -66,6 +66,7 @@ class NeuronConfig:
     sampling: str  # "device": what the device can draw itself stays there; "host": all logits to vLLM's sampler
     threads: int | None
     device_python: str | None
+    device_timeout: int | None  # seconds a step may take there
     step_tokens: int | None  # the user's --max-num-batched-tokens
     overrides: Mapping[str, Any]
 

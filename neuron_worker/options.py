@@ -46,6 +46,7 @@ OPTIONS = (
     ),
     Option("threads", positive, None, "Threads of the cpu device; by default every core the process may use."),
     Option("device_python", text, None, "Python interpreter that runs the device in another environment."),
+    Option("device_timeout", positive, None, "Seconds until a step there counts as hung; by default two minutes."),
 )
 
 _BY_KEY = {option.key: option for option in OPTIONS}

@@ -122,6 +122,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
         sampling=_sampling(values, env),
         threads=_optional_int(values["threads"]),
         device_python=_optional_text(values["device_python"]),
+        device_timeout=_optional_int(values["device_timeout"]),
         step_tokens=request.max_num_batched_tokens,
         overrides=override,
     )

@@ -106,9 +106,10 @@ def test_bucketing_uses_only_the_protocol_of_the_device_side() -> None:
 
 
 def test_the_device_side_runs_from_its_own_folder_without_the_package() -> None:
-    """What another interpreter does: the folder that holds `device` is on the path, and nothing of ours is installed."""
+    """What another interpreter does, where nothing of ours is installed."""
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import device.base, device.registry\n"
+        # Last on the path: our `platform` must not hide the standard library's.
+        "import sys; sys.path.append(sys.argv[1]); import device.base, device.registry, device.host\n"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('vllm', 'transformers', 'neuronserve', 'torch')]\n"
         "print(bad); sys.exit(bool(bad))"
     )

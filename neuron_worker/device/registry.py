@@ -57,13 +57,16 @@ def capabilities(name: str) -> Capabilities:
     return found
 
 
-def create(name: str, device_python: str | None = None) -> Device:
-    """A device that holds nothing yet: `load` comes next. With `device_python` it lives in that interpreter."""
+def create(name: str, device_python: str | None = None, step_seconds: float | None = None) -> Device:
+    """A device that holds nothing yet: `load` comes next.
+
+    With `device_python` it lives in that interpreter, and a step there may take `step_seconds`.
+    """
     backend = _backend(name)
     if device_python is not None:
-        from .remote import RemoteDevice
+        from .remote import Deadlines, RemoteDevice
 
-        return RemoteDevice(name, device_python)
+        return RemoteDevice(name, device_python, Deadlines(run=step_seconds) if step_seconds else None)
     module = _import(name, backend)
     device: Device = getattr(module, backend.factory)(getattr(module, backend.capabilities))
     return device

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from .base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
 from .errors import DeviceError, DeviceLost, UncompiledShape
 from .host_process import HostProcess
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
 _CLOSE_SECONDS = 10.0
+_NO_BEATS = np.zeros(1, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,8 @@ class RemoteDevice:
         arguments = ("--socket", str(descriptors[0]), "--memory", str(descriptors[1]))
         try:
             process = HostProcess(self.device_python, arguments, descriptors)
-        except DeviceError:
+        except DeviceError as error:
+            self._lost = str(error)
             channel.close()
             memory.close()
             raise
@@ -217,7 +221,8 @@ class RemoteDevice:
             self._capabilities = type_from_json(Capabilities, reply.get("capabilities"))
         except BadMessage as error:
             self._lose(f"answered the greeting with garbage: {error}")
-        except DeviceError:
+        except DeviceError as error:
+            self._lost = self._lost or str(error)
             self._release()
             raise
         logger.info(
@@ -288,6 +293,8 @@ class RemoteDevice:
         self._lost = f"the device's process {self.pid} ({self._process.python}) {what}; {self._process.obituary()}"
 
     def _release(self, patience: float = 0.0) -> None:
+        self._steps = {}
+        self._beats = _NO_BEATS
         if self._finalizer.detach():
             _release(self._process, self._channel, self._memory, patience)
 

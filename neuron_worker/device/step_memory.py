@@ -145,8 +145,10 @@ class SharedMemory:
             self._map = mmap.mmap(self.descriptor, size)  # the old map lives on in the views that hold it
 
     def close(self) -> None:
+        """Views of it stay valid; the last one gone, so is the memory."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
+            del self._map
         self.descriptor = -1
 
 

@@ -1,0 +1,379 @@
+"""A device in another process: what its death, silence and noise look like, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuronserve.neuron_worker.device import registry
+from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape
+from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost, UncompiledShape
+from neuronserve.neuron_worker.device.host_process import environment, find_python
+from neuronserve.neuron_worker.device.remote import Deadlines, RemoteDevice
+
+from .driver import Driver, Stream, decode, prefill
+
+FAULTY_HOST = Path(__file__).parent / "faulty_host.py"
+OPTIONS = DeviceOptions(max_num_seqs=4, max_model_len=64, block_size=8, prompts_per_call=4)
+PROMPT = [5, 9, 2, 41, 7]
+SHAPES = (StepShape(0, 1, 8, 64), StepShape(2, 1, 0, 64))
+
+
+class World:
+    """A model directory, an interpreter whose device's process fails on demand, and the devices made of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "config.json").write_text(json.dumps({"vocab_size": 103}))
+        self.python = directory / "faulty_python"
+        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAULTY_HOST} "$@"\n')
+        self.python.chmod(0o755)
+        self.devices: list[RemoteDevice] = []
+
+    def start(self, deadlines: Deadlines | None = None) -> RemoteDevice:
+        self.devices.append(RemoteDevice("arithmetic", str(self.python), deadlines))
+        return self.devices[-1]
+
+    def ready(self, deadlines: Deadlines | None = None) -> RemoteDevice:
+        device = self.start(deadlines)
+        for verb in verbs(device, self.directory):
+            verb()
+        return device
+
+    def prepare_and_serve(self, device: RemoteDevice) -> list[int]:
+        for verb in verbs(device, self.directory):
+            verb()
+        return serve(device)
+
+    def fault(self, verb: str, what: str) -> None:
+        (self.directory / "faults.json").write_text(json.dumps({verb: what}))
+
+
+def verbs(device: RemoteDevice, directory: Path) -> list[Callable[[], object]]:
+    return [
+        lambda: device.load(str(directory), OPTIONS),
+        lambda: device.allocate(9),
+        *(lambda shape=shape: device.compile(shape) for shape in SHAPES),
+        device.seal,
+    ]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    for device in world.devices:
+        device.close()
+
+
+def serve(device: RemoteDevice, num_tokens: int = 4) -> list[int]:
+    """A prompt and its greedy tokens, on a device that is loaded, allocated and sealed."""
+    driver = _driver(device)
+    stream = Stream(list(PROMPT), blocks=[1, 2])
+    rows = [prefill(stream, len(PROMPT))]
+    for _ in range(num_tokens):
+        [result] = driver.step(rows, SHAPES[rows[0].is_decode])
+        assert result.logits is not None
+        stream.tokens.append(int(result.logits[-1].argmax()))
+        rows = [decode(stream)]
+    return stream.tokens
+
+
+class _Ready(Driver):
+    def __init__(self, device: RemoteDevice) -> None:
+        self.device = device
+        self.block_size, self.max_model_len, self.prompts_per_call = 8, 64, 4
+        self._compiled = set(SHAPES)
+
+    def give_blocks(self, stream: Stream, length: int) -> None:
+        pass
+
+
+def _driver(device: RemoteDevice) -> Driver:
+    return _Ready(device)
+
+
+def is_running(pid: int) -> bool:
+    """A process that ended but was not yet reaped by its parent does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    give_up = time.monotonic() + seconds
+    while not condition() and time.monotonic() < give_up:
+        time.sleep(0.02)
+    return condition()
+
+
+# -- a process that dies
+
+
+@pytest.mark.parametrize("verb", ["load", "allocate", "compile", "run"])
+def test_death_is_a_lost_device_and_a_restart_serves_the_same_tokens(world: World, verb: str) -> None:
+    expected = serve(world.ready())
+    device = world.start()
+    world.fault(verb, "die")
+    with pytest.raises(DeviceLost, match=rf"ended during {verb}; it was ended by SIGKILL; .*\n  about to die"):
+        world.prepare_and_serve(device)
+    assert not is_running(device.pid)
+    device.restart()
+    if verb != "run":  # the restart did what had succeeded; here is the rest
+        order = ["load", "allocate", "compile"]
+        for call in verbs(device, world.directory)[order.index(verb) :]:
+            call()
+    assert serve(device) == expected
+
+
+def test_killed_from_outside_in_the_middle_of_a_step(world: World) -> None:
+    device = world.ready()
+    expected = serve(device)
+    world.fault("run", "hang")
+
+    def kill_once_it_hangs() -> None:
+        wait_until((world.directory / "hanging").exists)
+        os.kill(device.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once_it_hangs)
+    killer.start()
+    with pytest.raises(DeviceLost, match="ended during run"):
+        serve(device)
+    killer.join()
+    device.restart()
+    assert serve(device) == expected
+
+
+def test_killed_while_idle_is_found_at_the_next_step(world: World) -> None:
+    device = world.ready()
+    os.kill(device.pid, signal.SIGKILL)
+    assert wait_until(lambda: not device.is_alive)
+    with pytest.raises(DeviceLost, match="ended during run"):
+        serve(device)
+
+
+def test_a_lost_device_stays_lost_until_it_is_restarted(world: World) -> None:
+    device = world.ready()
+    world.fault("run", "die")
+    for _ in range(2):
+        with pytest.raises(DeviceLost, match="ended during run"):
+            serve(device)
+    with pytest.raises(DeviceLost, match="ended during run"):
+        device.copy_blocks([(1, 2)])
+    assert not device.is_alive
+    device.restart()
+    assert device.is_alive
+
+
+def test_a_restart_that_dies_can_be_tried_again(world: World) -> None:
+    device = world.ready()
+    expected = serve(device)
+    world.fault("compile", "die")
+    with pytest.raises(DeviceLost, match="ended during compile"):
+        device.restart()
+    device.restart()
+    assert serve(device) == expected
+    with pytest.raises(UncompiledShape):
+        device.compile(StepShape(3, 1, 0, 64))  # sealed, as it was
+
+
+# -- a process that hangs
+
+
+def test_a_step_past_its_deadline_is_a_lost_device(world: World) -> None:
+    device = world.ready(Deadlines(run=1.0))
+    world.fault("run", "hang")
+    with pytest.raises(DeviceLost, match=r"hung during run: no answer within 1 s"):
+        serve(device)
+    assert not is_running(device.pid)
+
+
+def test_a_stopped_process_gives_no_sign_of_life(world: World) -> None:
+    device = world.ready()
+    device.deadlines = replace(device.deadlines, silence=2.0)
+    world.fault("run", "stop")
+    with pytest.raises(DeviceLost, match="hung during run: no sign of life for 2 s"):
+        serve(device)
+    assert not is_running(device.pid)
+
+
+def test_a_long_compilation_with_signs_of_life_is_waited_for(world: World) -> None:
+    device = world.start()
+    device.deadlines = replace(device.deadlines, silence=2.5)
+    world.fault("compile", "dawdle")  # longer than the silence
+    assert world.prepare_and_serve(device)[: len(PROMPT)] == PROMPT
+
+
+# -- a process that talks nonsense, or has a defect
+
+
+@pytest.mark.parametrize("noise", ["babble", "answer twice"])
+def test_noise_is_a_lost_device(world: World, noise: str) -> None:
+    device = world.ready()
+    world.fault("run", noise)
+    with pytest.raises(DeviceLost, match="answered run with garbage"):
+        serve(device)
+    assert not is_running(device.pid)
+
+
+def test_a_backends_defect_is_one_steps_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    device = world.ready()
+    expected = serve(device)
+    world.fault("run", "break")
+    with caplog.at_level(logging.INFO), pytest.raises(DeviceError, match="RuntimeError: a register fell off") as raised:
+        serve(device)
+    assert not isinstance(raised.value, DeviceLost)
+    assert serve(device) == expected
+    assert wait_until(lambda: "Traceback" in caplog.text)
+
+
+def test_another_protocol_is_refused_by_both_numbers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_PROTOCOL", "99")
+    with pytest.raises(DeviceError, match="the server speaks protocol 1, the device's process 99"):
+        world.start()
+
+
+# -- interpreters
+
+
+def test_an_interpreter_that_is_none_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"device_python='/no/such/python' is not an executable file"):
+        RemoteDevice("arithmetic", "/no/such/python")
+
+
+def test_an_interpreter_that_ends_at_once_leaves_its_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no module named numpy\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(DeviceLost, match=r"ended during hello; it exited with status 3; .*\n  no module named numpy"):
+        RemoteDevice("arithmetic", str(python))
+
+
+def test_a_backend_the_other_side_does_not_know_is_refused() -> None:
+    with pytest.raises(DeviceError, match="'abacus' is not known; use one of"):
+        RemoteDevice("abacus", sys.executable)
+
+
+def test_the_registry_makes_remote_devices() -> None:
+    device = registry.create("arithmetic", sys.executable)
+    assert isinstance(device, RemoteDevice)
+    assert device.capabilities == registry.capabilities("arithmetic")
+    assert device.pid != os.getpid()
+    device.close()
+
+
+def test_the_environment_is_the_other_interpreters() -> None:
+    ours = {"PATH": "/usr/bin", "PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "NEURON_RT_NUM_CORES": "2"}
+    assert environment("/opt/sdk/bin/python", ours) == {
+        "PATH": "/opt/sdk/bin:/usr/bin",
+        "NEURON_RT_NUM_CORES": "2",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_an_environments_python_is_not_resolved_to_the_one_it_links_to(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert find_python(str(tmp_path / "python")) == str(tmp_path / "python")
+
+
+def test_output_reaches_the_log_with_a_prefix(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    device = world.ready()
+    world.fault("run", "mumble")
+    with caplog.at_level(logging.INFO):
+        serve(device)
+        assert wait_until(lambda: f"[device {device.pid}] about to mumble" in caplog.text)
+
+
+# -- nothing is left
+
+
+def test_close_leaves_no_process_no_thread_and_no_descriptor(world: World) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = held()
+    device = world.ready()
+    serve(device)
+    device.restart()
+    device.close()
+    device.close()
+    assert not is_running(device.pid)
+    assert held() == before
+    with pytest.raises(DeviceError, match="closed"):
+        device.seal()
+
+
+def test_an_output_outlives_the_device(world: World) -> None:
+    device = world.ready()
+    driver, stream = _driver(device), Stream(list(PROMPT), blocks=[1, 2])
+    output = device.run(driver.pack([prefill(stream, len(PROMPT))], SHAPES[0]))
+    assert output.logits is not None
+    before = output.logits.copy()
+    device.close()
+    del device
+    gc.collect()
+    np.testing.assert_array_equal(output.logits, before)
+
+
+def test_a_forgotten_device_ends_with_its_last_reference() -> None:
+    device = RemoteDevice("arithmetic", sys.executable)
+    pid = device.pid
+    del device
+    gc.collect()
+    assert not is_running(pid)
+
+
+def test_what_a_backend_started_ends_with_its_process(world: World) -> None:
+    device = world.start()
+    world.fault("load", "start a compiler")
+    device.load(str(world.directory), OPTIONS)
+    compiler = int((world.directory / "compiler").read_text())
+    assert is_running(compiler)
+    os.kill(device.pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(compiler))
+
+
+SERVER = """
+import json, os, sys, threading
+from pathlib import Path
+from neuronserve.neuron_worker.device.base import DeviceOptions
+from neuronserve.neuron_worker.device.remote import RemoteDevice
+python, directory = sys.argv[1:]
+device = RemoteDevice("arithmetic", python)
+print(device.pid, flush=True)
+device.load(directory, DeviceOptions(4, 64, 8, 4))
+"""
+
+
+def test_a_server_killed_while_its_device_is_busy_leaves_nothing(world: World) -> None:
+    world.fault("load", "hang")
+    command = [sys.executable, "-c", SERVER, str(world.python), str(world.directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert wait_until((world.directory / "hanging").exists)
+        assert is_running(pid)
+        server.kill()
+    assert wait_until(lambda: not is_running(pid))
+
+
+def test_a_device_made_in_a_thread_outlives_the_thread(world: World) -> None:
+    thread = threading.Thread(target=world.ready)
+    thread.start()
+    thread.join()
+    [device] = world.devices
+    assert serve(device)[: len(PROMPT)] == PROMPT
