@@ -34,7 +34,7 @@ BUILD = ("cmake", "jinja2", "ninja", "packaging", "pip", "setuptools<81", "setup
 """vLLM's build requirements but for torch, and pip itself."""
 
 GPU = ("triton",)
-"""What xgrammar asks for on x86_64 and uses on GPUs alone: 0.3 GB to download, 1 GB on disk, imported at every start."""
+"""What xgrammar asks for on x86_64 and uses on GPUs alone: 0.3 GB to download, 1 GB on disk, loaded at every start."""
 
 HEADER = """\
 # Exact versions for a reproducible install; made by `make lock`, not by hand.

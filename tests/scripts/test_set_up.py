@@ -109,7 +109,7 @@ class Checked:
 def test_only_what_is_left_out_on_purpose_may_be_missing() -> None:
     set_up.check_requirements(Checked("xgrammar 0.2.8 requires triton, which is not installed."))
 
-    with pytest.raises(SetUpError, match="not complete: torch 2.13.0 requires sympy"):
+    with pytest.raises(SetUpError, match=r"not complete: torch 2\.13\.0 requires sympy"):
         set_up.check_requirements(Checked("torch 2.13.0 requires sympy, which is not installed."))
 
 
