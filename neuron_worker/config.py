@@ -28,6 +28,12 @@ RESOLVED_KEY = "resolved"
 """and the resolved `NeuronConfig`."""
 
 
+def user_options(additional_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options alone."""
+    ours: Mapping[str, Any] = additional_config.get(OPTIONS_KEY, {})
+    return {key: value for key, value in ours.items() if key not in (ASKED_KEY, RESOLVED_KEY)}
+
+
 @dataclass(frozen=True)
 class ServeRequest:
     """What was asked for, in vLLM's words; None: not asked. Filled by the platform, or by the plan command."""

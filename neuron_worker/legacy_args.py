@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import overrides
-from .config import ASKED_KEY, OPTIONS_KEY
+from .config import ASKED_KEY, OPTIONS_KEY, user_options
 from .device import registry
 from .errors import ConfigError
 from .resolve import backend_name, spell_dtype
@@ -60,7 +60,7 @@ def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
     if "dtype" in kept:
         kept["dtype"] = spell_dtype(kept["dtype"])
     if kept.get("max_num_seqs") is None:
-        backend = backend_name(kept["additional_config"].get(OPTIONS_KEY, {}), environ)
+        backend = backend_name(user_options(kept["additional_config"]), environ)
         kept["max_num_seqs"] = registry.capabilities(backend).default_max_num_seqs
     return kept
 

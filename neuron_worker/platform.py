@@ -17,7 +17,14 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from neuronserve.neuron_worker import environment, legacy_args, overrides, refusals
-from neuronserve.neuron_worker.config import ASKED_KEY, OPTIONS_KEY, RESOLVED_KEY, NeuronConfig, ServeRequest
+from neuronserve.neuron_worker.config import (
+    ASKED_KEY,
+    OPTIONS_KEY,
+    RESOLVED_KEY,
+    NeuronConfig,
+    ServeRequest,
+    user_options,
+)
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.neuron_worker.resolve import Resolution, resolve
@@ -151,7 +158,6 @@ def _additional_config(vllm_config: VllmConfig) -> dict[str, Any]:
 
 
 def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
-    ours: Mapping[str, Any] = extra.get(OPTIONS_KEY, {})
     model, cache = vllm_config.model_config, vllm_config.cache_config
     return ServeRequest(
         model_dir=config_directory(model.model, model.revision, vllm_config.load_config.download_dir),
@@ -160,9 +166,9 @@ def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
         dtype=str(model.dtype).removeprefix("torch."),
         block_size=cache.block_size if cache.user_specified_block_size else None,
-        options={key: value for key, value in ours.items() if key != ASKED_KEY},
+        options=user_options(extra),
         override=extra.get(overrides.KEY, {}),
-        **ours.get(ASKED_KEY, {}),
+        **extra.get(OPTIONS_KEY, {}).get(ASKED_KEY, {}),
     )
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from neuronserve.neuron_worker import legacy_args, overrides
-from neuronserve.neuron_worker.config import ASKED_KEY, OPTIONS_KEY, ServeRequest
+from neuronserve.neuron_worker.config import ASKED_KEY, OPTIONS_KEY, ServeRequest, user_options
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.neuron_worker.resolve import resolve
@@ -94,7 +94,6 @@ def _request(options: argparse.Namespace) -> ServeRequest:
     extra: dict[str, Any] = asked["additional_config"]
     if asked.get("quantization"):
         raise ConfigError(f"--quantization {asked['quantization']} is not supported; neuron_quant is, for int8 weights")
-    ours = dict(extra.get(OPTIONS_KEY, {}))
     return ServeRequest(
         model_dir=config_directory(options.model, options.revision, options.download_dir),
         max_model_len=options.max_model_len,
@@ -103,8 +102,8 @@ def _request(options: argparse.Namespace) -> ServeRequest:
         dtype=asked["dtype"],
         block_size=options.block_size,
         override=extra.get(overrides.KEY, {}),
-        **ours.pop(ASKED_KEY, {}),
-        options=ours,
+        options=user_options(extra),
+        **extra.get(OPTIONS_KEY, {}).get(ASKED_KEY, {}),
     )
 
 

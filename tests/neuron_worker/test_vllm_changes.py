@@ -1,0 +1,126 @@
+"""Every change made to vLLM, and for each whether it is still needed: the original must still misbehave."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from vllm import AsyncEngineArgs, EngineArgs
+from vllm.config import ModelConfig, ParallelConfig
+from vllm.entrypoints.launchers import launcher
+from vllm.v1.engine.core import EngineCoreProc
+
+from neuronserve.neuron_worker import vllm_changes
+from neuronserve.neuron_worker.vllm_changes import CHANGES, EARLY
+
+from .tiny_model import SMOLLM2_HEADS, tiny_model
+
+TWO_CORES = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="uni")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    vllm_changes.install()
+
+
+def test_each_change_says_why_and_until_when() -> None:
+    assert all(change.target and change.reason and change.until for change in (*EARLY, *CHANGES))
+
+
+def test_installing_again_changes_nothing_more() -> None:
+    replaced = (EngineArgs.__init__, ModelConfig.verify_with_parallel_config, launcher.create_server_socket)
+
+    vllm_changes.install()
+
+    assert (EngineArgs.__init__, ModelConfig.verify_with_parallel_config, launcher.create_server_socket) == replaced
+
+
+# -- engine arguments
+
+
+@pytest.mark.parametrize("cls", [EngineArgs, AsyncEngineArgs])
+@pytest.mark.parametrize("keyword", ["device", "override_neuron_config", "speculative_model", "use_v2_block_manager"])
+def test_vllm_does_not_know_the_classic_keywords(cls: Any, keyword: str) -> None:
+    with pytest.raises(TypeError, match=keyword):
+        inspect.unwrap(cls.__init__)(object.__new__(cls), **{keyword: "x"})
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from vllm import LLM",  # vllm.engine.arg_utils asks for the platform while it is half loaded
+        "from vllm.platforms import current_platform; current_platform.device_type",  # before arg_utils is loaded
+    ],
+)
+def test_whatever_is_imported_first(imports: str, tiny: str) -> None:
+    code = (
+        f"{imports}\nimport sys\nfrom vllm import AsyncEngineArgs, EngineArgs\n"
+        "for cls in (EngineArgs, AsyncEngineArgs):\n"
+        "    args = cls(model=sys.argv[1], device='neuron', override_neuron_config={'fuse_qkv': True})\n"
+        "    assert args.additional_config['override_neuron_config'] == {'fuse_qkv': True}, args.additional_config\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code, tiny], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+# -- head counts
+
+
+@pytest.fixture(scope="module")
+def smollm2_heads(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(model=tiny_model(tmp_path_factory.mktemp("smollm2"), **SMOLLM2_HEADS))
+
+
+def test_heads_need_not_divide_by_the_cores(smollm2_heads: ModelConfig) -> None:
+    smollm2_heads.verify_with_parallel_config(TWO_CORES)
+
+
+def test_vllm_still_refuses_heads_that_do_not_divide(smollm2_heads: ModelConfig) -> None:
+    original = inspect.unwrap(ModelConfig.verify_with_parallel_config)
+
+    with pytest.raises(ValueError, match="must be divisible by tensor parallel size"):
+        original(smollm2_heads, TWO_CORES)
+
+
+# -- exit
+
+
+@pytest.mark.parametrize("name", ["empty_cache", "empty_host_cache"])
+def test_caches_of_an_accelerator_that_is_not_there(name: str) -> None:
+    getattr(torch.accelerator, name)()
+
+    with pytest.raises(RuntimeError):
+        inspect.unwrap(getattr(torch.accelerator, name))()
+
+
+# -- start-up errors
+
+
+def test_the_engine_process_starts_through_us() -> None:
+    assert EngineCoreProc.run_engine_core is vllm_changes.run_engine_core
+    assert "failed to start" in inspect.getsource(inspect.unwrap(EngineCoreProc.run_engine_core))
+
+
+def test_a_busy_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+
+        with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port} .* choose another --port"):
+            launcher.create_server_socket(("127.0.0.1", port), reuse_port=False)
+
+
+def test_vllms_own_message_does_not_name_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+
+        with pytest.raises(OSError) as error:  # noqa: PT011
+            inspect.unwrap(launcher.create_server_socket)(("127.0.0.1", port), reuse_port=False)
+
+        assert str(port) not in str(error.value)
