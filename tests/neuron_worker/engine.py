@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from neuronserve.neuron_worker.device.arithmetic import answer
@@ -69,6 +70,24 @@ class Engine:
             for output in self.core.step():
                 self.tokens[output.request_id] = list(output.outputs[0].token_ids)
                 self.reasons[output.request_id] = output.outputs[0].finish_reason
+
+    def schedules(self, times: int) -> list[dict[str, int]]:
+        """Tokens scheduled of each request, step by step."""
+        seen: list[dict[str, int]] = []
+        schedule = self.scheduler.schedule
+
+        def noting(*arguments: Any) -> SchedulerOutput:
+            output = schedule(*arguments)
+            # vLLM makes an id of its own of each name: "name-" and eight characters.
+            seen.append({id.rsplit("-", 1)[0]: count for id, count in output.num_scheduled_tokens.items()})
+            return output
+
+        self.scheduler.schedule = noting  # type: ignore[method-assign]
+        try:
+            self.step(times)
+        finally:
+            self.scheduler.schedule = schedule  # type: ignore[method-assign]
+        return seen
 
     def finish(self) -> None:
         while self.core.has_unfinished_requests():

@@ -87,6 +87,20 @@ def test_chunks_beside_decoding_rows(make_engine: Make) -> None:
     assert engine.tokens["long"] == expected(long, 6)
 
 
+def test_a_step_holds_every_decode_row_and_one_chunk_of_prompts(make_engine: Make) -> None:
+    engine = make_engine(options={"chunk_tokens": 16})
+    engine.add("a", [5, 6], greedy(20))
+    engine.add("b", [7] * 10, greedy(20))
+    engine.add("c", [8] * 30, greedy(20))
+    assert engine.schedules(5) == [
+        {"a": 2, "b": 10, "c": 4},
+        {"a": 1, "b": 1, "c": 16},
+        {"a": 1, "b": 1, "c": 10},
+        {"a": 1, "b": 1, "c": 1},
+        {"a": 1, "b": 1, "c": 1},
+    ]
+
+
 def test_preempted_and_computed_again(make_engine: Make) -> None:
     engine = make_engine(num_gpu_blocks_override=12, max_model_len=128)
     for index, prompt in enumerate(PROMPTS):
