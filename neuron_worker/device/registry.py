@@ -28,10 +28,10 @@ _BACKENDS = {
     "cpu-torch": _Backend(".graph.torch_device", "CAPABILITIES", "TorchDevice"),
     "arithmetic": _Backend(".arithmetic", "CAPABILITIES", "ArithmeticDevice"),
     "arithmetic-slots": _Backend(".arithmetic", "SLOT_CAPABILITIES", "ArithmeticDevice"),
+    "transformers-neuronx": _Backend(".transformers_neuronx.capabilities", "CAPABILITIES", "create"),
 }
 
 _NOT_BUILT = {
-    "transformers-neuronx": "the classic Neuron library's backend",
     "torch-neuronx": "the backend for graphs traced to the chip",
 }
 

@@ -1,0 +1,86 @@
+"""Compiled graphs kept between starts, under a key of everything that decides them.
+
+The library names a graph's file by what the graph computes, and neither by the compiler nor by its flags: graphs of
+an older compiler would be loaded without a word. So each combination has a directory of its own. One that is there is
+complete: it is written beside its place and moved there whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+IDENTITY = "identity.json"
+
+NOT_COMPILED_IN = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures"})
+"""Of config.json: nothing a graph depends on."""
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Of one model. `root` None: nothing is kept."""
+
+    root: str | None
+    identity: Mapping[str, Any]  # JSON-able
+
+    @property
+    def key(self) -> str:
+        text = json.dumps(self.identity, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def directory(self) -> Path | None:
+        return None if self.root is None else Path(self.root) / "transformers-neuronx" / self.key
+
+    def found(self) -> str | None:
+        """The directory to load from, if it is there."""
+        directory = self.directory
+        return str(directory) if directory is not None and (directory / IDENTITY).is_file() else None
+
+    def keep(self, model: Any) -> None:
+        """Save a compiled model's graphs. A server runs without them, so a failure is a warning."""
+        directory = self.directory
+        if directory is None or directory.exists():
+            return
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=f"{self.key}-", dir=directory.parent))
+            try:
+                model.save(str(made))
+                (made / IDENTITY).write_text(json.dumps(self.identity, sort_keys=True, indent=1, default=str))
+                made.replace(directory)
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+        except OSError as error:
+            logger.warning("compiled graphs were not kept in %s: %s", directory, error)
+
+    def discard(self) -> None:
+        """What is there does not fit what the library asks for."""
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def identity(
+    config: Mapping[str, Any],
+    neuron_config: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    versions: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    """Everything that decides a compiled graph."""
+    return {
+        "config": {name: value for name, value in config.items() if name not in NOT_COMPILED_IN},
+        "neuron_config": dict(neuron_config),
+        "arguments": dict(arguments),
+        "versions": dict(versions),
+        "flags": environ.get("NEURON_CC_FLAGS", ""),
+    }

@@ -1,0 +1,75 @@
+"""The runtime's environment variables, read and completed before the SDK is imported.
+
+The runtime reads them once, when it starts. Cores are claimed per process: without a limit the first server would
+claim all of an instance, so a server claims what it uses and the rest stays free for another. Work over several
+machines is refused by the names of its variables. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+from ..errors import LoadError
+
+VISIBLE_KEY = "NEURON_RT_VISIBLE_CORES"
+COUNT_KEY = "NEURON_RT_NUM_CORES"
+
+_ALONE = {
+    "NEURON_RANK_ID": ("", "0"),
+    "NEURON_LOCAL_TP": ("",),
+    "NEURON_PP_STAGES": ("", "1"),
+    "CPU_COMM_ID": ("",),
+    "NEURON_RT_ROOT_COMM_ID": ("",),
+    "ENABLE_NEURON_MULTI_NODE": ("", "0", "false"),
+}
+"""Variables of a server over several machines, and their values on one."""
+
+
+def prepare(environ: MutableMapping[str, str], num_cores: int) -> None:
+    """Refuse what cannot be served, and claim as many cores as the model is spread over."""
+    _refuse_several_machines(environ)
+    visible = environ.get(VISIBLE_KEY, "").strip()
+    count = environ.get(COUNT_KEY, "").strip()
+    if visible:
+        _check_count(VISIBLE_KEY, visible, len(cores(visible)), num_cores)
+    elif count:
+        _check_count(COUNT_KEY, count, _whole(COUNT_KEY, count), num_cores)
+    else:
+        environ[COUNT_KEY] = str(num_cores)
+
+
+def cores(text: str) -> tuple[int, ...]:
+    """The cores that "0-3,8" lists."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        start = _whole(VISIBLE_KEY, first)
+        found += range(start, (_whole(VISIBLE_KEY, last) if last else start) + 1)
+    return tuple(found)
+
+
+def _whole(key: str, text: str) -> int:
+    if not text.strip().isdigit():
+        raise LoadError(f"{key}={text!r} is no number of a core; give cores such as 0-3 or 0,1")
+    return int(text)
+
+
+def _check_count(key: str, value: str, available: int, wanted: int) -> None:
+    if available < wanted:
+        raise LoadError(
+            f"{key}={value} leaves {available} cores, --tensor-parallel-size is {wanted}: make {wanted} cores visible, "
+            f"or serve with --tensor-parallel-size {available}"
+        )
+
+
+def _refuse_several_machines(environ: Mapping[str, str]) -> None:
+    found = [
+        f"{name}={environ[name]}"
+        for name, alone in _ALONE.items()
+        if environ.get(name, "").strip().lower() not in alone
+    ]
+    if found:
+        raise LoadError(
+            f"{', '.join(found)}: a model over several machines is not supported; unset these, and start one server "
+            "on each machine"
+        )

@@ -1,0 +1,127 @@
+"""The library's NeuronConfig: the classic server's defaults with the user's fields on top.
+
+Values are plain data until `build` makes the library's objects of them, anew for every model: the library writes to
+what it is given. Imports no torch; the SDK comes as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from ..base import DeviceOptions
+from ..errors import LoadError
+from .capabilities import CANDIDATES
+from .sdk import Sdk
+
+KEY = "override_neuron_config"
+AMPS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+QUANT_DTYPES = {"int8": "s8", "f8e4m3fn": "f8e4m3fn"}
+
+Role = Literal["alone", "target", "draft", "eagle_target", "eagle_draft"]
+Values = dict[str, Any]
+
+_NESTED = {
+    "sparse_attn": "SparseAttnConfig",
+    "quant": "QuantizationConfig",
+    "kv_cache_quant": "KVCacheQuantizationConfig",
+    "continuous_batching": "ContinuousBatchingConfig",
+    "on_device_generation": "GenerationConfig",
+}
+_ROLES: dict[Role, Values] = {
+    "alone": {},
+    "target": {"on_device_embedding": True},
+    "draft": {"on_device_embedding": True},
+    "eagle_target": {"on_device_embedding": True, "is_eagle_target": True},
+    "eagle_draft": {"on_device_embedding": True, "is_eagle_draft": True, "has_pre_attention_norm": False},
+}
+_NOT_DRIVEN: Mapping[str, tuple[object, str]] = {
+    "cache_layout": ("SBH", "its other layout lays prompts end to end and takes one bucket"),
+    "padding_side": ("right", "sequences of a batch have lengths of their own"),
+    "output_all_logits": (False, "a prompt answers with the logits of its last token"),
+    "log_softmax_scores": (False, "logits are returned as they are"),
+    "is_eagle_target": (False, "the draft decides it"),
+    "is_eagle_draft": (False, "the draft decides it"),
+}
+"""Fields that change how the library is called, the one value that is served, and why."""
+
+
+def samples_on_device(options: DeviceOptions) -> bool:
+    return options.sampling == "device" or "on_device_generation" in options.neuron_config
+
+
+def weight_tiling_obstacle(hidden_size: int) -> str | None:
+    """Why MLP weights cannot be tiled, if they cannot."""
+    if hidden_size % 128:
+        return f"the hidden size ({hidden_size}) is no multiple of 128"
+    if not hasattr(np, "product"):
+        return f"the library tiles with NumPy below 2 only, this is {np.__version__}"
+    return None
+
+
+def values(options: DeviceOptions, hidden_size: int, role: Role = "alone") -> Values:
+    """Every field that is set, as plain data. A draft has the defaults alone, as the classic server's has."""
+    given = {} if role in ("draft", "eagle_draft") else dict(options.neuron_config)
+    _refuse(given, options.max_num_seqs)
+    merged: Values = {"attention_layout": "BSH", "collectives_layout": "BSH", "fuse_qkv": True, **_ROLES[role]}
+    merged["continuous_batching"] = {"max_num_seqs": options.max_num_seqs}
+    if options.quantization is not None and role == "alone":
+        merged["quant"] = {"quant_dtype": QUANT_DTYPES[options.quantization]}
+        merged["weight_tiling"] = weight_tiling_obstacle(hidden_size) is None
+    if role != "alone" or samples_on_device(options):
+        merged["on_device_generation"] = _generation(options.max_num_seqs)
+    for name, value in given.items():
+        merged[name] = {**merged.get(name, {}), **value} if name in _NESTED else value
+    if "quant" in merged:
+        merged["quant"] = {"dequant_dtype": AMPS[options.dtype], **merged["quant"]}
+    merged["continuous_batching"].pop("batch_size_for_shared_caches", None)  # checked to be the same number
+    return merged
+
+
+def _generation(num_slots: int) -> Values:
+    """One line of parameters for each slot, changed while serving."""
+    return {
+        "do_sample": True,
+        "dynamic": True,
+        "per_batch_line": True,
+        "global_top_k": CANDIDATES,
+        "top_k": [CANDIDATES] * num_slots,
+        "top_p": [1.0] * num_slots,
+        "temperature": [1.0] * num_slots,
+        "top_p_min_tokens": [1] * num_slots,
+    }
+
+
+def _refuse(given: Mapping[str, Any], num_slots: int) -> None:
+    for name, (served, why) in _NOT_DRIVEN.items():
+        if name in given and given[name] != served:
+            raise LoadError(f"{KEY}.{name}={given[name]!r} is not served: {why}; leave it out")
+    batching = given.get("continuous_batching", {})
+    for name in ("optimized_paged_attention", "enable_chunked_prefill"):
+        if batching.get(name):
+            raise LoadError(f"{KEY}.continuous_batching.{name}: the library's paged cache is not served; leave it out")
+    for name in ("max_num_seqs", "batch_size_for_shared_caches"):
+        if batching.get(name, num_slots) != num_slots:
+            raise LoadError(
+                f"{KEY}.continuous_batching.{name}={batching[name]} must be --max-num-seqs ({num_slots}); leave it out"
+            )
+
+
+def build(sdk: Sdk, fields: Mapping[str, Any]) -> Any:
+    """The library's object, of nobody else's."""
+    made = dict(fields)
+    for name, class_name in _NESTED.items():
+        if made.get(name) is not None:
+            made[name] = sdk.config_class(class_name)(**_copied(made[name]))
+    return sdk.config_class("NeuronConfig")(**_copied(made))
+
+
+def generation_config(sdk: Sdk, fields: Mapping[str, Any]) -> Any:
+    """A GenerationConfig, of nobody else's."""
+    return sdk.config_class("GenerationConfig")(**_copied(fields))
+
+
+def _copied(fields: Mapping[str, Any]) -> Values:
+    return {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}

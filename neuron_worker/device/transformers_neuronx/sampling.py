@@ -1,0 +1,124 @@
+"""How rows end: by logits that cross to the caller or are sampled here, or by the chip's own sampler.
+
+The chip's sampler has one line of parameters per slot, written before the slot's first call. It knows no temperature
+0 (it divides by it), so greedy is "the likeliest of one". Its random numbers are its own: no seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..base import Float32, Int32, RowSampling, Want
+from ..errors import DeviceError, LoadError
+from ..graph.torch_sampling import SamplingTensors, sampled_tokens
+from .neuron_config import KEY, Values
+
+SETTING = "sampling"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Rows of one call of the library, and what it gave."""
+
+    places: list[int]  # output rows
+    result: Tensor  # [n, vocabulary] logits, or [n, tokens]
+
+
+class Ending(Protocol):
+    def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
+        """The parameters to write before the call, if they changed."""
+
+    def end(self, calls: Sequence[Ended], sampling: RowSampling, width: int) -> tuple[Int32, Float32 | None]:
+        """(tokens [N, width], logits of the rows that wanted them)."""
+
+
+class HostEnding:
+    """From logits, by the rule that every device of logits follows."""
+
+    def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
+        return None
+
+    def end(self, calls: Sequence[Ended], sampling: RowSampling, width: int) -> tuple[Int32, Float32 | None]:
+        tokens = np.full((len(sampling.want), width), -1, dtype=np.int32)
+        logits_of = {place: row for call in calls for place, row in zip(call.places, call.result.float(), strict=True)}
+        wanted = [place for place in sorted(logits_of) if sampling.want[place] == Want.LOGITS]
+        drawn = [place for place in sorted(logits_of) if sampling.want[place] == Want.TOKEN]
+        if drawn:
+            rows = torch.stack([logits_of[place] for place in drawn])
+            tokens[drawn, 0] = sampled_tokens(rows, _tensors(sampling, drawn)).numpy()
+        return tokens, torch.stack([logits_of[place] for place in wanted]).numpy() if wanted else None
+
+
+def _tensors(sampling: RowSampling, places: list[int]) -> SamplingTensors:
+    return SamplingTensors(
+        temperature=torch.from_numpy(sampling.temperature[places]),
+        top_k=torch.from_numpy(sampling.top_k[places]),
+        top_p=torch.from_numpy(sampling.top_p[places]),
+        min_p=torch.from_numpy(sampling.min_p[places]),
+        uniforms=torch.from_numpy(sampling.uniforms[places, 0]),
+    )
+
+
+class ChipEnding:
+    """By the sampler that was compiled in."""
+
+    def __init__(self, fields: Values) -> None:
+        self._fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
+        self._is_greedy = not fields.get("do_sample")
+        if not self._is_greedy and not (fields.get("dynamic") and fields.get("per_batch_line")):
+            raise LoadError(
+                f"{KEY}.on_device_generation: each request has parameters of its own, so dynamic and per_batch_line "
+                "must be true, or do_sample false for greedy decoding of everything; leave them out"
+            )
+        self._most = int(fields.get("global_top_k") or 0)
+
+    def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
+        for place in places:
+            self._check(place, sampling)
+        changes = [self._set(slot, place, sampling) for slot, place in zip(slots, places, strict=True)]
+        return dict(self._fields) if any(changes) else None
+
+    def _set(self, slot: int, place: int, sampling: RowSampling) -> bool:
+        """Whether the slot's parameters are others than before."""
+        temperature, top_k = float(sampling.temperature[place]), int(sampling.top_k[place])
+        if self._is_greedy:
+            return False
+        if temperature == 0:
+            line: dict[str, float] = {"top_k": 1, "top_p": 1.0, "temperature": 1.0}
+        else:
+            kept = min(top_k, self._most) if top_k > 0 else self._most
+            line = {"top_k": kept, "top_p": float(sampling.top_p[place]), "temperature": temperature}
+        before = {name: self._fields[name][slot] for name in line}
+        for name, value in line.items():
+            self._fields[name][slot] = value
+        return before != line
+
+    def _check(self, place: int, sampling: RowSampling) -> None:
+        temperature, top_k = float(sampling.temperature[place]), int(sampling.top_k[place])
+        if sampling.want[place] == Want.LOGITS:
+            raise DeviceError(
+                f"a row wants logits, but sampling is compiled into the device; start with {SETTING}=host"
+            )
+        if sampling.min_p[place] > 0:
+            raise DeviceError(
+                f"min_p={sampling.min_p[place]}: the device's sampler has none; start with {SETTING}=host"
+            )
+        if self._is_greedy and temperature > 0 and top_k != 1:
+            raise DeviceError(
+                f"temperature={temperature}: greedy decoding is compiled in; leave {KEY}.on_device_generation out"
+            )
+
+    def end(self, calls: Sequence[Ended], sampling: RowSampling, width: int) -> tuple[Int32, Float32 | None]:
+        tokens = np.full((len(sampling.want), width), -1, dtype=np.int32)
+        for call in calls:
+            found = call.result.numpy()
+            for row, place in enumerate(call.places):
+                if sampling.want[place] == Want.TOKEN:
+                    tokens[place, : found.shape[1]] = found[row]
+        return tokens, None
