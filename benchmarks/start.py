@@ -34,7 +34,7 @@ def ready_seconds(model: str, backend: str, cache: str | None) -> float:
     port = free_port()
     environment = dict(os.environ, NEURONSERVE_BACKEND=backend)
     if cache:
-        environment["NEURONSERVE_CACHE"] = cache
+        environment["XDG_CACHE_HOME"] = cache
     command = [str(Path(sys.executable).parent / "vllm"), "serve", model, "--device", "neuron"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-num-seqs", "16", "--max-model-len", "2048"]
     begin = time.perf_counter()
