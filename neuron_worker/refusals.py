@@ -12,6 +12,7 @@ from typing import Any
 
 from . import legacy_args
 from .config import NeuronConfig
+from .device.base import Capabilities
 from .errors import ConfigError
 
 _V2_KEY = "VLLM_USE_V2_MODEL_RUNNER"
@@ -82,8 +83,8 @@ def check_request(inputs: Mapping[str, Any], params: Any, config: NeuronConfig) 
     tokens = inputs.get("prompt_token_ids") or ()
     _check_vocabulary(tokens, config.vocab_size)
     _check_length(len(tokens), config)
-    if config.capabilities.sampling == "fixed":
-        _check_sampling(params, config)
+    if config.capabilities.sampling == "fixed" and config.sampling == "device":
+        check_sampling(params, config.capabilities)
 
 
 def _check_vocabulary(tokens: Any, vocab_size: int) -> None:
@@ -117,13 +118,12 @@ _HOST_ONLY: Mapping[str, object] = {
 """Sampling parameters that need logits on the host, and their values when nobody asks."""
 
 
-def _check_sampling(params: Any, config: NeuronConfig) -> None:
-    if config.sampling == "host" and "logits" in config.capabilities.outputs:
-        return
+def check_sampling(params: Any, capabilities: Capabilities) -> None:
+    """On a device that draws tokens by rules compiled into it."""
     for name, absent in _HOST_ONLY.items():
         value = getattr(params, name, absent)
-        if value not in (absent, None):
+        if value is not None and value != absent:
             raise ValueError(
-                f"{name}={value!r} needs logits on the host, but sampling is compiled into the {config.backend} "
+                f"{name}={value!r} needs logits on the host, but sampling is compiled into the {capabilities.name} "
                 "device; leave it out, or start the server with --neuronserve.sampling host"
             )
