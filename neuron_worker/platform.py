@@ -146,8 +146,14 @@ class NeuronPlatform(Platform):
 
     @classmethod
     def validate_request(cls, processed_inputs: EngineInput, params: SamplingParams | PoolingParams) -> None:
-        if cls.serving is not None:
+        from vllm.exceptions import VLLMValidationError
+
+        if cls.serving is None:
+            return
+        try:
             refusals.check_request(processed_inputs, params, cls.serving)
+        except ValueError as error:
+            raise VLLMValidationError(str(error)) from None  # of anything else vLLM makes an empty 500
 
 
 def _additional_config(vllm_config: VllmConfig) -> dict[str, Any]:
