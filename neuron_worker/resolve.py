@@ -119,7 +119,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
         token_generation_buckets=env.token_generation_buckets,
         chunked_prefill=chunked,
         prefix_caching=_prefix_caching(request, block_size == length, capabilities, notes),
-        sampling=_sampling(values, env),
+        sampling=_sampling(values, env, capabilities),
         threads=_optional_int(values["threads"]),
         device_python=_optional_text(values["device_python"]),
         device_timeout=_optional_int(values["device_timeout"]),
@@ -132,20 +132,24 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
 
 
 def _backend(values: Mapping[str, object], env: Environment) -> tuple[str, list[str]]:
+    """(the backend, what to say about it)."""
     asked = str(values["backend"])
+    here = environment.has_neuron_device()
+    notes = []
+    if asked == "auto" and env.framework is not None:
+        if here and env.framework in registry.names():
+            asked = env.framework
+        else:
+            why = "this version has no such backend" if here else "no Neuron device on this machine"
+            notes.append(f"{environment.FRAMEWORK_KEY} is ignored: {why}")
     try:
         backend = registry.choose(asked)
     except DeviceError as error:
-        known = ("auto", *registry.names())
-        raise ConfigError(f"{error}{near(asked, known)}") from None
-    here = environment.has_neuron_device()
-    if asked == "auto" and env.framework and env.framework != backend:
-        why = "this version does not have its backend yet" if here else "no Neuron device on this machine"
-        return backend, [f"{environment.FRAMEWORK_KEY}: {why}; the {backend} device serves"]
+        raise ConfigError(f"{error}{near(asked, ('auto', *registry.names()))}") from None
     if values["device"] == "neuron" and not _capabilities(backend).on_chip:
-        why = "this version has no backend for its Neuron device yet" if here else "no Neuron device on this machine"
-        return backend, [f"--device neuron: {why}; the {backend} device computes the same graphs"]
-    return backend, []
+        why = "this machine's is not used" if here else "no Neuron device on this machine"
+        notes.append(f"--device neuron: {why}; the {backend} device computes the same graphs")
+    return backend, notes
 
 
 def _capabilities(backend: str) -> Capabilities:
@@ -280,10 +284,11 @@ def _asked_quantization(
     return None
 
 
-def _sampling(values: Mapping[str, object], env: Environment) -> str:
-    if values["sampling"] == "auto":
-        return "host" if env.host_sampling else "device"
-    return str(values["sampling"])
+def _sampling(values: Mapping[str, object], env: Environment, capabilities: Capabilities) -> str:
+    if values["sampling"] != "auto":
+        return str(values["sampling"])
+    # Rules that are compiled in cannot give logprobs, seeds or grammars: the host can.
+    return "host" if env.host_sampling or capabilities.sampling == "fixed" else "device"
 
 
 def _plan(config: NeuronConfig) -> Plan:

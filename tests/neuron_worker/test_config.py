@@ -240,7 +240,14 @@ def test_a_framework_left_in_the_shell_breaks_nothing(tiny: str, monkeypatch: py
     done = resolved(tiny, environ, options={"backend": "auto"})
 
     assert done.config.backend == "cpu"
-    assert done.notes == ("VLLM_NEURON_FRAMEWORK: no Neuron device on this machine; the cpu device serves",)
+    assert done.notes == ("VLLM_NEURON_FRAMEWORK is ignored: no Neuron device on this machine",)
+
+
+def test_a_framework_chooses_the_backend_where_there_is_a_device(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronserve.neuron_worker.environment.has_neuron_device", lambda: True)
+    environ = {"VLLM_NEURON_FRAMEWORK": "transformers-neuronx"}
+
+    assert resolved(tiny, environ, options={"backend": "auto"}).config.backend == "transformers-neuronx"
 
 
 def test_an_unknown_backend_lists_those_there_are(tiny: str) -> None:
@@ -310,3 +317,38 @@ def test_the_device_gets_everything_it_loads_with(tiny: str) -> None:
     assert (options.max_num_seqs, options.max_model_len, options.block_size) == (4, LENGTH, 32)
     assert (options.dtype, options.quantization, options.quantize_head) == ("bfloat16", "int8", True)
     assert (options.tensor_parallel_size, options.threads, options.neuron_config) == (2, 1, {"fuse_qkv": True})
+
+
+# -- on a chip what does not fit is an error
+
+CHIP = {"backend": "transformers-neuronx"}
+
+
+def test_a_chip_refuses_a_core_count_it_has_not(tiny: str) -> None:
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3: .* 1, 2, 4, 8, 12, 24, 32; choose one of these"):
+        resolved(tiny, tensor_parallel_size=3, options=CHIP)
+
+
+def test_a_chip_refuses_a_combination_the_library_refuses(tiny: str) -> None:
+    with pytest.raises(ConfigError, match="override_neuron_config: shard_over_sequence needs --tensor-parallel-size"):
+        resolved(tiny, tensor_parallel_size=12, override={"shard_over_sequence": True}, options=CHIP)
+
+
+def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
+    done = resolved(tiny, tensor_parallel_size=32, override={"shard_over_sequence": "True"}, options=CHIP)
+
+    assert (done.warnings, done.notes) == ((), ())
+
+
+def test_a_chip_has_few_graphs_and_its_own_weight_types(tiny: str) -> None:
+    config = resolved(tiny, {"NEURON_QUANT_DTYPE": "f8e4m3fn"}, options=CHIP).config
+
+    assert len(config.plan.shapes) <= 8
+    assert config.quantization == "f8e4m3fn"
+
+
+@pytest.mark.parametrize(("asked", "sampling"), [({}, "host"), ({"sampling": "device"}, "device")])
+def test_sampling_that_would_be_compiled_in_is_the_hosts_by_default(
+    tiny: str, asked: dict[str, str], sampling: str
+) -> None:
+    assert resolved(tiny, options={**CHIP, **asked}).config.sampling == sampling
