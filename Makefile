@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-HOST ?= 127.0.0.1
 PORT ?= 8000
-MODEL ?=
-ARGS ?=
-PEERS ?=
-TESTS ?= tests
+# From make's command line alone: shells set HOST and the like for purposes of their own.
+HOST = 127.0.0.1
+MODEL =
+ARGS =
+PEERS =
+TESTS = tests
 
 BIN := $(VENV)/bin
 # vLLM reports usage to its makers unless told not to.

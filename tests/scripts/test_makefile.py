@@ -14,7 +14,7 @@ from .conftest import ROOT
 
 def clean_environment() -> dict[str, str]:
     """Without what a `make test PORT=…` around this suite hands down."""
-    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "VENV", "PYTHON", "HOST", "PORT", "MODEL", "ARGS", "PEERS"}
+    handed_down = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "VENV", "PYTHON", "PORT"}
     return {key: value for key, value in os.environ.items() if key not in handed_down}
 
 
@@ -33,6 +33,13 @@ def test_serve_honours_port_and_sends_no_statistics() -> None:
     assert "--device neuron" in text
     assert "--port 8123" in text
     assert "VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1" in text
+
+
+def test_only_this_machine_is_served_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "HOST", "x86_64-conda-linux-gnu")
+
+    assert "--host 127.0.0.1" in recipe("serve")
+    assert "--host 0.0.0.0" in recipe("serve", "HOST=0.0.0.0")
 
 
 def test_serve_takes_another_model_and_flags() -> None:
