@@ -108,10 +108,13 @@ class Blueprint:
     def add(self, shape: StepShape) -> bool:
         """Whether the shape needs a graph that no shape before it needed."""
         self._check(shape)
+        before = (self.context_buckets, self.positions)
         if shape.prefill_tokens:
-            return _add(self._context, max(NARROWEST, shape.context))
-        self._num_drafts = shape.decode_width - 1
-        return _add(self._token_generation, shape.context)
+            self._context.add(max(NARROWEST, shape.context))
+        else:
+            self._num_drafts = shape.decode_width - 1
+            self._token_generation.add(shape.context)
+        return (self.context_buckets, self.positions) != before
 
     def _check(self, shape: StepShape) -> None:
         options = self.options
@@ -168,12 +171,6 @@ class Blueprint:
 
     def generation_config(self, fields: Mapping[str, Any]) -> Any:
         return neuron_config.generation_config(self.sdk, fields)
-
-
-def _add(sizes: set[int], size: int) -> bool:
-    is_new = size not in sizes
-    sizes.add(size)
-    return is_new
 
 
 def _cores(options: DeviceOptions) -> str:

@@ -63,7 +63,7 @@ def serve(library: ModuleType, model_dir: Callable[..., str]) -> Iterator[Callab
 
 @pytest.fixture
 def make_model(library: Any, model_dir: Callable[..., str]) -> Callable[..., Any]:
-    """`make_model(**changes)`: the library's own Llama for 3 slots, on the chip, as a caller without our backend has it."""
+    """`make_model(NeuronConfig's fields, **arguments)`: a model of 3 slots on the chip, without our backend."""
 
     def make(config: dict[str, Any] | None = None, family: str = "Llama", **arguments: Any) -> Any:
         settings = {"continuous_batching": library.ContinuousBatchingConfig(max_num_seqs=3), **(config or {})}
