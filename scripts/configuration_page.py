@@ -31,6 +31,8 @@ shell, the shell over the default.
 | --- | --- | --- | --- |
 """
 
+_FRAMEWORKS = " or ".join(f"`{name}`" for name in environment.FRAMEWORKS)
+
 CLASSIC = f"""
 ## Variables of the classic guides
 
@@ -40,7 +42,7 @@ CLASSIC = f"""
 | `{environment.TOKEN_GENERATION_KEY}` | comma list: contexts of token generation; the last must reach --max-model-len |
 | `{environment.QUANT_KEY}` | `s8`: int8 weights |
 | `{environment.HOST_SAMPLING_KEY}` | `1`: all logits go to vLLM's sampler |
-| `{environment.FRAMEWORK_KEY}` | chooses the chip's backend: {" or ".join(f"`{name}`" for name in environment.FRAMEWORKS)} |
+| `{environment.FRAMEWORK_KEY}` | chooses the chip's backend: {_FRAMEWORKS} |
 | `{environment.ARTIFACTS_KEY}`, `{environment.V1_KEY}` | answered by one log line, otherwise without effect |
 """
 
@@ -48,8 +50,8 @@ OVERRIDES = """
 ## `override_neuron_config`
 
 On the command line `--override-neuron-config '{"field": value}'`, in Python `override_neuron_config={...}`. Strings
-are understood as the shell leaves them (`"True"` is true). Combinations that the classic library refuses are an error on a chip
-and a warning elsewhere; fields the device in use does not look at are named in the log.
+are understood as the shell leaves them (`"True"` is true). Combinations that the classic library refuses are an error
+on a chip and a warning elsewhere; fields the device in use does not look at are named in the log.
 
 | field | meaning |
 | --- | --- |
