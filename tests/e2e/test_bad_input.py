@@ -36,7 +36,6 @@ def refusal(answer: httpx.Response, status: int = 400) -> str:
     [
         pytest.param({"prompt": [5] * (LENGTH + 1)}, [str(LENGTH)], id="prompt_too_long"),
         pytest.param({"prompt": "word " * 3 * LENGTH}, [str(LENGTH)], id="text_too_long"),
-        pytest.param({"prompt": [5] * 10, "max_tokens": LENGTH}, [str(LENGTH), "10"], id="max_tokens_too_large"),
         pytest.param({"prompt": ""}, ["prompt"], id="empty_text"),
         pytest.param({"prompt": []}, ["prompt"], id="empty_tokens"),
         pytest.param({"prompt": [5, 999_999]}, ["999999"], id="out_of_vocabulary"),
@@ -80,3 +79,10 @@ def test_a_prompt_that_just_fits(server: Server) -> None:
     answer = post(server, "/v1/completions", {"prompt": [5] * (LENGTH - 1), "max_tokens": 1})
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 1
+
+
+def test_more_tokens_than_fit_end_at_the_model_s_length(server: Server) -> None:
+    answer = post(server, "/v1/completions", {"prompt": [5] * (LENGTH - 3), "max_tokens": LENGTH, "ignore_eos": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert answer.json()["choices"][0]["finish_reason"] == "length"

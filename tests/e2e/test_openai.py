@@ -56,6 +56,11 @@ def text_of(client: openai.OpenAI, prompt: Any = PROMPT, **parameters: Any) -> s
     return str(complete(client, prompt, **parameters).choices[0].text)
 
 
+def tokens_of(client: openai.OpenAI, prompt: Any = PROMPT, **parameters: Any) -> list[int]:
+    body = {"return_token_ids": True, **parameters.pop("extra_body", {})}
+    return list(complete(client, prompt, extra_body=body, **parameters).choices[0].token_ids)
+
+
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> dict[str, Prompt]:
     return {prompt.id: prompt for prompt in read_prompts(smollm2)}
@@ -76,7 +81,7 @@ class TestPlain:
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
     def test_the_chat_template_is_the_model_s(self, client: openai.OpenAI) -> None:
-        """A chat is the completion of its template's text: SmolLM2 puts a system line of its own before the question."""
+        """A chat is the completion of its template's text; this template puts a system line before the question."""
         text = (
             "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
             "<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n"
@@ -145,7 +150,7 @@ class TestEnding:
         assert longer.usage.completion_tokens >= least
 
     def test_stop_token(self, client: openai.OpenAI, prompts: dict[str, Prompt]) -> None:
-        tokens = complete(client, extra_body={"return_token_ids": True}).choices[0].token_ids
+        tokens = tokens_of(client)
         stopped = complete(client, extra_body={"stop_token_ids": [tokens[4]], "return_token_ids": True}).choices[0]
         assert stopped.token_ids == tokens[: tokens.index(tokens[4]) + 1]
         assert stopped.stop_reason == tokens[4]
@@ -245,9 +250,7 @@ class TestSampling:
         assert text_of(client, ticks, max_tokens=12, **penalty).count("tick") < 4
 
     def test_allowed_token_ids(self, client: openai.OpenAI) -> None:
-        body = {"allowed_token_ids": [1000, 2000], "return_token_ids": True}
-        tokens = complete(client, temperature=1.0, extra_body=body).choices[0].token_ids
-        assert set(tokens) <= {1000, 2000}
+        assert set(tokens_of(client, temperature=1.0, extra_body={"allowed_token_ids": [1000, 2000]})) <= {1000, 2000}
 
     def test_bad_words(self, client: openai.OpenAI) -> None:
         word = text_of(client).split()[0]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..tools.prompts import Prompt
-
 from .conftest import LENGTH
 
 if TYPE_CHECKING:

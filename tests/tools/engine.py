@@ -1,4 +1,4 @@
-"""Real vLLM over a model, in the test's own process, so that a test can add a request between two steps and look inside."""
+"""Real vLLM over a model, in the test's own process: a test can add a request between two steps, and look inside."""
 
 from __future__ import annotations
 
