@@ -72,11 +72,15 @@ def is_ours(argv: list[str]) -> bool:
 
 def another_device_claims() -> bool:
     """Whether one of vLLM's own accelerators would serve. A vLLM without compiled kernels can serve none of them."""
-    vllm = sys.modules.get("vllm")
-    if vllm is None or PathFinder.find_spec("vllm._C", vllm.__path__) is None:
+    if not has_kernels():
         return False
     platforms = getattr(sys.modules.get("vllm.platforms"), "builtin_platform_plugins", {})
     return any(claims() is not None for name, claims in platforms.items() if name != "cpu")
+
+
+def has_kernels() -> bool:
+    vllm = sys.modules.get("vllm")
+    return vllm is not None and PathFinder.find_spec("vllm._C", vllm.__path__) is not None
 
 
 def join_vllm_log() -> None:
@@ -86,9 +90,13 @@ def join_vllm_log() -> None:
 
 def explain_absence() -> None:
     """vLLM does not ask any plugin when VLLM_TARGET_DEVICE=cpu stands in the shell; say so, or nobody will know."""
-    if os.environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
-        join_vllm_log()
-        logging.getLogger(__name__).warning(
-            "VLLM_TARGET_DEVICE=cpu makes vLLM use its own CPU platform without asking plugins: "
-            "unset it to serve with neuronserve"
-        )
+    if os.environ.get("VLLM_TARGET_DEVICE", "").lower() != "cpu":
+        return
+    message = (
+        "VLLM_TARGET_DEVICE=cpu makes vLLM use its own CPU platform without asking plugins: "
+        "unset it to serve with neuronserve"
+    )
+    if not has_kernels():
+        raise SystemExit(f"{message} (this vLLM was built without CPU kernels)")
+    join_vllm_log()
+    logging.getLogger(__name__).warning("%s", message)

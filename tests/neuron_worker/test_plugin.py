@@ -107,10 +107,24 @@ def test_an_unsupported_vllm_ends_the_program_with_one_line() -> None:
 def test_vllms_own_cpu_platform_is_explained(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(plugin, "has_kernels", lambda: True)
 
     plugin.explain_absence()
 
     assert "unset it to serve with neuronserve" in caplog.text
+
+
+def test_vllms_own_cpu_platform_without_kernels_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+
+    with pytest.raises(SystemExit, match=r"VLLM_TARGET_DEVICE=cpu .* unset it .* built without CPU kernels"):
+        plugin.explain_absence()
+
+
+def test_another_platform_needs_no_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_TARGET_DEVICE", raising=False)
+
+    plugin.explain_absence()
 
 
 def test_our_lines_go_where_vllms_go() -> None:
