@@ -2,8 +2,7 @@
 
 A request is decided once, when it joins, from its own parameters alone: what the device can honour is sampled
 there and only the token id crosses; everything else gets its logits on the host and goes through vLLM's own
-sampler. So a row never depends on its neighbours, and neither does a seeded draw: its random number is a
-function of (seed, output position) and nothing else.
+sampler, with our draw for its last stage. So a row never depends on its neighbours.
 
 Knows vLLM's sampling parameters and sampler. Knows no scheduler, no blocks, no text.
 """
@@ -23,6 +22,7 @@ from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from neuronserve.neuron_worker.device.base import Capabilities, Float32, Want
+from neuronserve.neuron_worker.drawing import Draws, InverseDraw
 from neuronserve.neuron_worker.state import Ending, LiveRequest
 
 if TYPE_CHECKING:
@@ -30,33 +30,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.outputs import LogprobsLists
-
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def _mix(x: int) -> int:
-    """SplitMix64's finaliser."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
-def stream_key(seed: int, position: int) -> int:
-    """64 well-mixed bits for one draw of a seeded request."""
-    return _mix((_mix((seed + _GOLDEN) & _MASK) + (position + 1) * _GOLDEN) & _MASK)
-
-
-class Draws:
-    """Random numbers for rows the device samples, in [0, 1)."""
-
-    def __init__(self, engine_seed: int | None) -> None:
-        self._unseeded = np.random.default_rng(engine_seed)
-
-    def __call__(self, ending: Ending, position: int) -> float:
-        if ending.seed is None:
-            return float(self._unseeded.random())
-        return (stream_key(ending.seed, position) >> 11) * 2.0**-53
 
 
 class Decider:
@@ -104,7 +77,7 @@ class HostSample(NamedTuple):
 class HostSampler:
     """vLLM's sampler over the logits of the rows that need it, and only of those."""
 
-    def __init__(self, vllm_config: VllmConfig, vocab_size: int) -> None:
+    def __init__(self, vllm_config: VllmConfig, vocab_size: int, draws: Draws) -> None:
         model, self._cpu = vllm_config.model_config, torch.device("cpu")
         with set_current_vllm_config(vllm_config):
             self._processors = build_logitsprocs(
@@ -115,7 +88,10 @@ class HostSampler:
                 custom_logitsprocs=tuple(model.logits_processors or ()),
             )
             self._sampler = Sampler(logprobs_mode=model.logprobs_mode)
+            self._draw = InverseDraw(model.logprobs_mode)
+            self._sampler.topk_topp_sampler = self._draw  # type: ignore[assignment]
             self._batch = self._make_batch(vllm_config, vocab_size, self._processors)
+        self._draws = draws
         self._members: dict[str, LiveRequest] = {}
 
     @property
@@ -155,10 +131,10 @@ class HostSampler:
         table = torch.from_numpy(np.stack([of_id[id] for id in self._batch.req_ids]))  # [rows, vocabulary], a copy
         if grammar is not None:
             apply_grammar_bitmask(scheduled, grammar, self._batch, table)
-        self._seed()
+        order = [self._members[id] for id in self._batch.req_ids]
+        self._draw.uniforms = [self._uniform(request) for request in order]
         drawn = self._sampler(table, self._batch.sampling_metadata)
         logprobs = None if drawn.logprobs_tensors is None else drawn.logprobs_tensors.tolists()
-        order = [self._members[id] for id in self._batch.req_ids]
         return HostSample(order, drawn.sampled_token_ids[:, 0].tolist(), logprobs)
 
     def _arrange(self, requests: Sequence[LiveRequest]) -> None:
@@ -174,11 +150,10 @@ class HostSampler:
         self._batch.condense()
         self._batch.refresh_metadata()  # type: ignore[no-untyped-call]
 
-    def _seed(self) -> None:
-        for index, generator in self._batch.generators.items():
-            request = self._members[self._batch.req_ids[index]]
-            assert request.ending.seed is not None
-            generator.manual_seed(stream_key(request.ending.seed, len(request.output)))
+    def _uniform(self, request: LiveRequest) -> float | None:
+        if request.params.sampling_type == SamplingType.GREEDY:
+            return None
+        return self._draws(request.ending, len(request.output))
 
 
 def _as_vllm_knows_it(request: LiveRequest) -> CachedRequestState:
@@ -187,7 +162,7 @@ def _as_vllm_knows_it(request: LiveRequest) -> CachedRequestState:
         prompt_token_ids=request.prompt,
         mm_features=[],
         sampling_params=request.params,
-        generator=None if request.ending.seed is None else torch.Generator(),
+        generator=None,  # random numbers are ours
         block_ids=([],),
         num_computed_tokens=request.num_computed,
         output_token_ids=request.output,  # the list itself: processors see it grow

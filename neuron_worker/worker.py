@@ -22,10 +22,11 @@ from neuronserve.bucketing.pack import StepPacker
 from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts
+from neuronserve.neuron_worker.drawing import Draws
 from neuronserve.neuron_worker.memory import cache_bytes
 from neuronserve.neuron_worker.model_files import local_directory
 from neuronserve.neuron_worker.runner import Runner
-from neuronserve.neuron_worker.sampling import Decider, Draws, HostSampler
+from neuronserve.neuron_worker.sampling import Decider, HostSampler
 from neuronserve.neuron_worker.state import RequestState
 from neuronserve.neuron_worker.warmup import warm_up
 
@@ -42,6 +43,8 @@ class NeuronWorker(WorkerBase):
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")  # where vLLM's own tensors live; the model's never meet torch here
+        # The cores are the device's: torch's threads would spin beside its own. A device made of torch asks for more.
+        torch.set_num_threads(1)
         self.config = NeuronConfig.of(self.vllm_config)
         self.num_blocks = 0
 
@@ -108,7 +111,8 @@ class NeuronWorker(WorkerBase):
         packer = StepPacker(plan.block_size, plan.prompts_per_call)
         for shape in plan.shapes:
             packer.prepare(shape)
-        host_sampler = HostSampler(self.vllm_config, vocab_size)
+        draws = Draws(self.model_config.seed)
+        host_sampler = HostSampler(self.vllm_config, vocab_size, draws)
         always_host = self.config.sampling == "host" or host_sampler.has_custom_processors
         state = RequestState(
             max_num_seqs=self.scheduler_config.max_num_seqs,
@@ -116,7 +120,7 @@ class NeuronWorker(WorkerBase):
             block_size=self.cache_config.block_size,
             vocab_size=vocab_size,
             decide=Decider(self.backend.capabilities, vocab_size, always_host=always_host),
-            draw=Draws(self.model_config.seed),
+            draw=draws,
         )
         return Runner(
             device=self.backend,

@@ -14,7 +14,8 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from neuronserve.neuron_worker.device.arithmetic import CAPABILITIES
 from neuronserve.neuron_worker.device.base import Want
-from neuronserve.neuron_worker.sampling import Decider, Draws, stream_key
+from neuronserve.neuron_worker.drawing import Draws, stream_key
+from neuronserve.neuron_worker.sampling import Decider
 from neuronserve.neuron_worker.state import Ending
 
 from .engine import Engine, expected, greedy
@@ -131,6 +132,13 @@ def test_a_seed_gives_the_same_tokens_whoever_shares_the_batch(engine: Engine, w
     engine.finish()
 
     assert engine.tokens["seeded"] == alone
+
+
+def test_a_seed_draws_the_same_tokens_on_device_and_host(engine: Engine) -> None:
+    params = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 20, "ignore_eos": True}
+    on_device = engine.tokens_of([3, 4], SamplingParams(**params))
+    assert on_device != expected([3, 4], 20)
+    assert engine.tokens_of([3, 4], SamplingParams(**params, logprobs=1)) == on_device
 
 
 def test_n_of_one_seed_are_different(engine: Engine) -> None:
