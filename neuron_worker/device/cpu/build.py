@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parent
 _OPTIONS = ["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
 _COMMON = ("device.c", "pool.c", "step.c")
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"]
-_VARIANTS = {
+_VARIANTS: dict[str, dict[str, list[str]]] = {
     "x86_64": {"avx512": _AVX512, "avx2": ["-mavx2", "-mfma", "-mf16c"], "base": []},
     "aarch64": {"base": []},
 }

@@ -177,6 +177,7 @@ class Session:
         return np.ctypeslib.as_array(ctypes.cast(start, ctypes.POINTER(ctypes.c_float)), (size,))
 
     def run(self, program: Program, batch: Batch) -> None:
+        """One step. A thread that the system held up may look at `program` until the next call: keep it that long."""
         self._check(self.library.ns_run(self._handle, program, batch))
 
     def profile(self, seconds: NDArray[np.float64] | None) -> None:
@@ -191,6 +192,10 @@ class Session:
         if self._handle is not None:
             self.library.ns_close(self._handle)
             self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
 
     def _check(self, status: int) -> None:
         if status:

@@ -27,6 +27,10 @@ _LANES = 16
 _WIDEST_PANEL = 32
 
 
+Fields = dict[str, float | int]
+"""Of `OP`, by name; what is not named is 0."""
+
+
 @dataclass(frozen=True)
 class Value:
     index: int
@@ -46,7 +50,7 @@ class Recorded:
 
     kind: str
     rows: str
-    fields: dict[str, float | int]
+    fields: Fields
     x: Value | None = None
     y: Value | None = None
     residual: Value | None = None
@@ -72,14 +76,14 @@ class NativeOps:
 
     def embed(self, table: Table, position_table: Table | None = None) -> Value:
         y = self._value(table.width, "tokens")
-        fields = {"weight": pointer(table.values), "weight_type": TYPES.index(table.type), "out": table.width}
+        fields: Fields = {"weight": pointer(table.values), "weight_type": TYPES.index(table.type), "out": table.width}
         if position_table is not None:
             fields["second"] = pointer(position_table.values)
             fields["second_type"] = TYPES.index(position_table.type)
         return self._record("embed", fields, y=y)
 
     def norm(self, x: Value, weight: NormWeight) -> Value:
-        fields = {
+        fields: Fields = {
             "weight": pointer(weight.weight),
             "bias": pointer(weight.bias),
             "in": x.width,
@@ -92,7 +96,7 @@ class NativeOps:
         self, x: Value, weight: LinearWeight, *, activation: Activation | None = None, residual: Value | None = None
     ) -> Value:
         packed: Panels = weight.packed
-        fields = {
+        fields: Fields = {
             "weight": packed.address,
             "weight_type": TYPES.index(packed.type),
             "scale": pointer(packed.scale),
@@ -145,7 +149,7 @@ class NativeOps:
     def _record(
         self,
         kind: str,
-        fields: dict[str, float | int],
+        fields: Fields,
         x: Value | None = None,
         y: Value | None = None,
         residual: Value | None = None,
@@ -234,14 +238,14 @@ class Recording:
                 needs.append(int(op.fields["in"]) * _WIDEST_PANEL)
             elif op.kind == "attend":
                 rows, dim = queries * _group(op), int(op.fields["head_dim"])
-                needs.append(rows * (2 * _round_up(dim, _WIDEST_PANEL) + context + _SCORE_MARGIN) + _LANES)
+                needs.append(rows * (2 * _round_up(dim, 2 * _WIDEST_PANEL) + context + _SCORE_MARGIN) + _LANES)
             elif op.kind in ("sample", "score"):
                 needs.append(4 * _round_up(int(op.fields["in"]), _LANES))
         return max(needs)
 
 
 def _fields(op: Recorded, offsets: NDArray[np.int64]) -> tuple[float | int, ...]:
-    fields: dict[str, float | int] = {"kind": KINDS.index(op.kind), "rows": ROW_SETS.index(op.rows), **op.fields}
+    fields: Fields = {"kind": KINDS.index(op.kind), "rows": ROW_SETS.index(op.rows), **op.fields}
     fields["residual"] = NO_VALUE
     for name, value in (("x", op.x), ("y", op.y), ("residual", op.residual)):
         if value is not None:
@@ -251,7 +255,7 @@ def _fields(op: Recorded, offsets: NDArray[np.int64]) -> tuple[float | int, ...]
     return tuple(fields.get(name, 0) for name in OP.names)
 
 
-def _heads(form: AttentionForm) -> dict[str, float | int]:
+def _heads(form: AttentionForm) -> Fields:
     return {"heads": form.num_heads, "kv_heads": form.num_kv_heads, "head_dim": form.head_dim}
 
 

@@ -25,6 +25,7 @@ struct attention {
 /* PANEL keys side by side, from groups of `lanes` keys that may lie in different blocks. */
 struct key_tile {
     const float *keys[GROUPS];
+    const float *next;            /* where the keys of the tile after this one begin */
     float *scores[GROUPS];        /* of row 0 */
 };
 
@@ -65,6 +66,7 @@ INLINE void score_tile_of(const struct attention *a, const struct key_tile *tile
             sums[r][v] = splat(0.0f);
     for (int64_t d = 0; d < dim; d++) {
         vf k[NV];
+        __builtin_prefetch(t.next + d * lanes);
 #pragma GCC unroll 4
         for (int v = 0; v < NV; v++)
             k[v] = load_keys(&t, v, d, lanes);
@@ -83,30 +85,35 @@ INLINE void score_tile_of(const struct attention *a, const struct key_tile *tile
             store_scores(&t, v, (row + r) * a->score_stride, sums[r][v], lanes);
 }
 
-/* Adds probability x value over all keys of the item, for PANEL of the head's dimensions. */
-INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column, const int rows)
+/* Adds probability x value over all keys of the item, for `vectors` of the head's dimensions. */
+INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column, const int rows, const int vectors)
 {
     const int64_t dim = a->dim, stride = a->score_stride, size = a->s->block_size;
-    vf sums[MAX_ROWS][NV];
+    vf sums[MAX_ROWS][2 * NV];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; v++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
             sums[r][v] = splat(0.0f);
     for (int64_t key = a->first_key; key < a->end_key;) {
         const float *values = a->values + a->blocks[key / size] * a->block_floats + key % size * dim + column;
         const float *scores = a->scores + row * stride + key - a->base_key;
         const int64_t count = smaller(size - key % size, a->end_key - key);
+        const float *next = key + count < a->end_key
+                                ? a->values + a->blocks[key / size + 1] * a->block_floats + column : values;
         for (int64_t i = 0; i < count; i++) {
-            vf w[NV];
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; v++)
+            vf w[2 * NV];
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) {
                 w[v] = load(values + i * dim + v * VW);
+                if (v * VW % 16 == 0)
+                    __builtin_prefetch(next + i * dim + v * VW);
+            }
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
                 vf p = splat(scores[r * stride + i]);
-#pragma GCC unroll 4
-                for (int v = 0; v < NV; v++)
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++)
                     sums[r][v] = fma_(p, w[v], sums[r][v]);
             }
         }
@@ -114,13 +121,13 @@ INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; v++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++)
             store(a->out + (row + r) * a->out_stride + column + v * VW, sums[r][v]);
 }
 
 #define SCORE_CASE(R, LANES) case R: score_tile_of(a, t, row, R, LANES); break;
-#define VALUE_CASE(R, NONE) case R: value_tile_of(a, row, column, R); break;
+#define VALUE_CASE(R, VECTORS) case R: value_tile_of(a, row, column, R, VECTORS); break;
 
 static void score_tile(const struct attention *a, const struct key_tile *t, int64_t row, int64_t rows)
 {
@@ -132,13 +139,25 @@ static void score_tile(const struct attention *a, const struct key_tile *t, int6
 
 static void value_tile(const struct attention *a, int64_t row, int64_t column, int64_t rows)
 {
-    switch (rows) { CASES(VALUE_CASE, ) }
+    switch (rows) { CASES(VALUE_CASE, NV) }
+}
+
+/* Few rows leave registers for twice the columns, and memory is then read in longer runs. */
+static void wide_value_tile(const struct attention *a, int64_t row, int64_t column, int64_t rows)
+{
+    switch (rows) { HALF_CASES(VALUE_CASE, 2 * NV) }
 }
 
 static void score_rows(const struct attention *a, const struct key_tile *t)
 {
     for (int64_t row = 0; row < a->rows; row += MAX_ROWS)
         score_tile(a, t, row, smaller(a->rows - row, MAX_ROWS));
+}
+
+static const float *group_keys(const struct attention *a, int64_t key)
+{
+    const int64_t lanes = a->s->key_lanes, size = a->s->block_size;
+    return a->keys + a->blocks[key / size] * a->block_floats + key % size / lanes * lanes * a->dim;
 }
 
 /* Groups in ascending order: the unused lanes at the end of a block are overwritten by the next block's keys. */
@@ -148,10 +167,11 @@ static void score_all(const struct attention *a)
     struct key_tile t;
     int64_t filled = 0;
     for (int64_t key = a->first_key; key < a->end_key;) {
-        int64_t slot = key % size / lanes * lanes, start = key - key % size + slot;
-        t.keys[filled] = a->keys + a->blocks[key / size] * a->block_floats + slot * a->dim;
+        int64_t block_start = key - key % size, start = block_start + key % size / lanes * lanes;
+        t.keys[filled] = group_keys(a, key);
         t.scores[filled++] = a->scores + start - a->base_key;
-        key = smaller(start + lanes, key - key % size + size);
+        key = smaller(start + lanes, block_start + size);
+        t.next = key < a->end_key ? group_keys(a, key) : t.keys[0];
         if (key >= a->end_key)    /* fill the last tile; what it computes twice lands in the margin */
             for (; filled < groups; filled++) {
                 t.keys[filled] = t.keys[filled - 1];
@@ -219,7 +239,7 @@ static void run_attend(const struct step *s, const struct op *op, int64_t item, 
     const int64_t head = item % op->kv_heads, group = op->heads / op->kv_heads;
     const int64_t token = sequence->first + part->query, base = op->layer * layer_floats(s) + head_floats(s, 0, head);
     struct attention a = {.s = s, .blocks = sequence->blocks, .position = sequence->position + part->query,
-                          .dim = op->head_dim, .out_stride = round_up(op->head_dim, PANEL),
+                          .dim = op->head_dim, .out_stride = round_up(op->head_dim, 2 * PANEL),
                           .rows = part->num_queries * group, .group_heads = group, .window = op->window,
                           .keys = s->keys + base, .values = s->values + base, .block_floats = head_floats(s, 1, 0)};
     a.end_key = a.position + part->num_queries;
@@ -238,7 +258,10 @@ static void run_attend(const struct step *s, const struct op *op, int64_t item, 
     float inverse[a.rows];
     for (int64_t row = 0; row < a.rows; row++)
         inverse[row] = 1.0f / soften(&a, row);
-    for (int64_t column = 0; column < a.dim; column += PANEL)
+    int64_t column = 0;
+    for (; a.rows <= MAX_ROWS / 2 && column + PANEL < a.dim; column += 2 * PANEL)
+        wide_value_tile(&a, 0, column, a.rows);
+    for (; column < a.dim; column += PANEL)
         for (int64_t row = 0; row < a.rows; row += MAX_ROWS)
             value_tile(&a, row, column, smaller(a.rows - row, MAX_ROWS));
     for (int64_t row = 0; row < a.rows; row++) {

@@ -28,7 +28,7 @@ struct session {
     struct step step;
     struct counter *counters;     /* one per operation */
     int64_t num_counters, capacity_tokens, capacity_sequences;
-    const struct pack_job *pack_job;
+    struct pack_job pack_job;     /* a copy: a latecomer may still look at it after `ns_pack` returned */
     double *profile;              /* seconds per operation of a program, or NULL */
     char error[256];
 };
@@ -37,8 +37,7 @@ static _Atomic int64_t maps;
 
 int64_t ns_maps(void) { return atomic_load(&maps); }
 
-/* Zero pages, touched when first used; large pages where the system gives them. */
-void *ns_map(int64_t size)
+static void *map_pages(int64_t size, int large)
 {
     if (size < 1)
         size = 1;
@@ -46,11 +45,16 @@ void *ns_map(int64_t size)
     if (p == MAP_FAILED)
         return NULL;
 #ifdef MADV_HUGEPAGE
-    madvise(p, (size_t)size, MADV_HUGEPAGE);
+    if (large)
+        madvise(p, (size_t)size, MADV_HUGEPAGE);
 #endif
+    (void)large;
     atomic_fetch_add(&maps, 1);
     return p;
 }
+
+/* Zero pages, touched when first used; large pages where the system gives them. */
+void *ns_map(int64_t size) { return map_pages(size, 1); }
 
 void ns_unmap(void *p, int64_t size)
 {
@@ -58,11 +62,11 @@ void ns_unmap(void *p, int64_t size)
         munmap(p, (size_t)(size < 1 ? 1 : size));
 }
 
-static int grow(struct region *region, size_t size)
+static int grow(struct region *region, size_t size, int large_pages)
 {
     if (region->start && region->size >= size)
         return 0;
-    char *start = ns_map((int64_t)size);
+    char *start = map_pages((int64_t)size, large_pages);
     if (!start)
         return -1;
     ns_unmap(region->start, (int64_t)region->size);
@@ -142,7 +146,7 @@ enum { PACK_ROWS = 32 };
 static void pack_rows(void *context, int thread)
 {
     struct session *session = context;
-    const struct pack_job *job = session->pack_job;
+    const struct pack_job *job = &session->pack_job;
     (void)thread;
     for (;;) {
         int64_t first = atomic_fetch_add(&session->counters[0].next, PACK_ROWS), rows = job->rows - first;
@@ -172,7 +176,7 @@ int ns_pack(struct session *session, const struct pack_job *job)
     if (reserve_counters(session, 1))
         return failed(session, "no memory");
     memset(session->counters, 0, sizeof *session->counters);
-    session->pack_job = job;
+    session->pack_job = *job;
     pool_run(session->pool, pack_rows, session);
     pool_wait(session->counters, job->rows);
     return 0;
@@ -185,7 +189,8 @@ int64_t ns_block_slots(int64_t block_size)
     return round_up(block_size, lanes);
 }
 
-/* Pages come when they are first written, so a large cache costs nothing here. */
+/* Small pages, which come when they are first written: blocks in use are scattered, and a large page for each would
+ * soon hold memory for the whole cache. */
 int ns_cache(struct session *session, int64_t layers, int64_t blocks, int64_t block_size, int64_t heads,
              int64_t head_dim)
 {
@@ -201,7 +206,7 @@ int ns_cache(struct session *session, int64_t layers, int64_t blocks, int64_t bl
     session->num_layers = layers;
     size_t half = (size_t)(layers * layer_floats(s)) * sizeof(float);
     /* Kernels read whole vectors: up to a panel beyond the last value. */
-    if (grow(&session->cache, 2 * half + 4096))
+    if (grow(&session->cache, 2 * half + 4096, 0))
         return failed(session, "no memory for a cache of %lld blocks (%lld bytes)", (long long)blocks,
                       (long long)(2 * half));
     s->keys = (float *)session->cache.start;
@@ -237,9 +242,9 @@ int ns_reserve(struct session *session, int64_t workspace, int64_t scratch, int6
     session->capacity_sequences = n;
     size_t lists = (size_t)(t + n) * (5 * sizeof(int32_t) + sizeof(struct sequence) + sizeof(struct selected)
                                       + sizeof(struct attend_item)) + 1024;
-    if (reserve_counters(session, ops) || grow(&session->workspace, (size_t)workspace)
-        || grow(&session->scratch, session->scratch_bytes * (size_t)session->num_threads)
-        || grow(&session->lists, lists))
+    if (reserve_counters(session, ops) || grow(&session->workspace, (size_t)workspace, 1)
+        || grow(&session->scratch, session->scratch_bytes * (size_t)session->num_threads, 1)
+        || grow(&session->lists, lists, 1))
         return failed(session, "no memory for a workspace of %lld bytes", (long long)workspace);
     char *at = session->lists.start;
     s->sequences = (struct sequence *)at, at += sizeof(struct sequence) * (size_t)(t + n);
@@ -300,6 +305,8 @@ int ns_run(struct session *session, const struct program *program, struct batch 
     pool_quiet(session->pool);
     s->workspace = session->workspace.start;
     s->num_threads = session->num_threads;
+    if (!s->num_blocks)
+        return failed(session, "there is no cache yet");
     if (program->num_ops > session->num_counters)
         return failed(session, "a program of %lld operations was not reserved", (long long)program->num_ops);
     if (prepare_step(s, program, batch, session->error, sizeof session->error))

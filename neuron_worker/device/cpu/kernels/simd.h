@@ -31,15 +31,19 @@ enum { VW = 4, NV = 4, MAX_ROWS = 3 };
 /* A tile of a product is MAX_ROWS x PANEL values, all in registers. LANES / VW vectors make a fixed-order sum. */
 enum { PANEL = VW * NV, LANES = 16, LV = LANES / VW };
 
-/* CASES(f, ...) expands f(rows, ...) for every height of a tile. */
+/* CASES(f, ...) expands f(rows, ...) for every height of a tile, HALF_CASES up to half of the highest. */
 #if defined(__AVX512F__)
 #define CASES(F, ...) \
     F(1, __VA_ARGS__) F(2, __VA_ARGS__) F(3, __VA_ARGS__) F(4, __VA_ARGS__) F(5, __VA_ARGS__) F(6, __VA_ARGS__) \
     F(7, __VA_ARGS__) F(8, __VA_ARGS__) F(9, __VA_ARGS__) F(10, __VA_ARGS__) F(11, __VA_ARGS__) F(12, __VA_ARGS__)
+#define HALF_CASES(F, ...) \
+    F(1, __VA_ARGS__) F(2, __VA_ARGS__) F(3, __VA_ARGS__) F(4, __VA_ARGS__) F(5, __VA_ARGS__) F(6, __VA_ARGS__)
 #elif defined(__AVX2__) || defined(__aarch64__)
+#define HALF_CASES(F, ...) F(1, __VA_ARGS__) F(2, __VA_ARGS__) F(3, __VA_ARGS__)
 #define CASES(F, ...) \
     F(1, __VA_ARGS__) F(2, __VA_ARGS__) F(3, __VA_ARGS__) F(4, __VA_ARGS__) F(5, __VA_ARGS__) F(6, __VA_ARGS__)
 #else
+#define HALF_CASES(F, ...) F(1, __VA_ARGS__)
 #define CASES(F, ...) F(1, __VA_ARGS__) F(2, __VA_ARGS__) F(3, __VA_ARGS__)
 #endif
 
