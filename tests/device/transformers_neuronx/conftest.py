@@ -65,11 +65,18 @@ def serve(library: ModuleType, model_dir: Callable[..., str]) -> Iterator[Callab
 def make_model(library: Any, model_dir: Callable[..., str]) -> Callable[..., Any]:
     """`make_model(NeuronConfig's fields, **arguments)`: a model of 3 slots on the chip, without our backend."""
 
-    def make(config: dict[str, Any] | None = None, family: str = "Llama", **arguments: Any) -> Any:
+    def make(
+        config: dict[str, Any] | None = None,
+        family: str = "Llama",
+        checkpoint: dict[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Any:
         settings = {"continuous_batching": library.ContinuousBatchingConfig(max_num_seqs=3), **(config or {})}
         defaults = {"batch_size": 3, "n_positions": [16, 32], "context_length_estimate": [8, 16], "tp_degree": 2}
         model = getattr(library, f"{family}ForSampling").from_pretrained(
-            model_dir(), neuron_config=library.NeuronConfig(**settings), **{**defaults, **arguments}
+            model_dir(**(checkpoint or {})),
+            neuron_config=library.NeuronConfig(**settings),
+            **{**defaults, **arguments},
         )
         model.to_neuron()
         return model

@@ -12,6 +12,7 @@ import numpy as np
 from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
 from neuronserve.bucketing.row import Row, demand_of
+from neuronserve.bucketing.split import split
 from neuronserve.neuron_worker.device.base import DeviceOptions, PackedBatch, StepShape, Want
 from neuronserve.neuron_worker.device.transformers_neuronx.capabilities import CAPABILITIES
 from neuronserve.neuron_worker.device.transformers_neuronx.device import NeuronxDevice
@@ -114,9 +115,11 @@ class Server:
         return request
 
     def start_together(self, prompts: list[list[int]], **sampling: Any) -> list[Running]:
-        """Prompts read in one call."""
+        """Prompts read in one step: in one call, as far as they fit."""
         requests = [Running(list(prompt), self.free.pop(0), sampling) for prompt in prompts]
-        self.call([self.row(request, request.prompt, 0, is_decode=False) for request in requests], requests)
+        waiting = list(requests)
+        for rows in split([self.row(request, request.prompt, 0, is_decode=False) for request in requests], self.plan):
+            self.call(list(rows), [waiting.pop(0) for _ in rows])
         self.running += requests
         return requests
 
