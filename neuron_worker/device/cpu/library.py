@@ -142,6 +142,8 @@ class Session:
     def __init__(self, num_threads: int, isa: str = "") -> None:
         self.library = load()
         self.num_threads = num_threads
+        self.workspace: NDArray[np.float32] = np.empty(0, dtype=np.float32)
+        self._workspace_bytes = 0
         self._handle: int | None = self.library.ns_open(num_threads, isa.encode())
         if self._handle is None:
             raise NativeMissing(
@@ -169,12 +171,11 @@ class Session:
         self._check(self.library.ns_cache(self._handle, num_layers, num_blocks, block_size, num_heads, head_dim))
 
     def reserve(self, workspace: int, scratch: int, num_ops: int, num_tokens: int, num_sequences: int) -> None:
+        """Room for a program in the workspace, shared by all programs, which this may move."""
         self._check(self.library.ns_reserve(self._handle, workspace, scratch, num_ops, num_tokens, num_sequences))
-
-    def workspace(self, size: int) -> NDArray[np.float32]:
-        """The first `size` floats of the workspace as it is now; another `reserve` may move it."""
-        start = self.library.ns_workspace(self._handle)
-        return np.ctypeslib.as_array(ctypes.cast(start, ctypes.POINTER(ctypes.c_float)), (size,))
+        self._workspace_bytes = max(self._workspace_bytes, workspace)
+        pages = (ctypes.c_char * self._workspace_bytes).from_address(self.library.ns_workspace(self._handle))
+        self.workspace = np.frombuffer(memoryview(pages), dtype=np.float32)
 
     def run(self, program: Program, batch: Batch) -> None:
         """One step. A thread that the system held up may look at `program` until the next call: keep it that long."""
@@ -191,7 +192,7 @@ class Session:
         """Ends the threads and frees all memory but the weights."""
         if self._handle is not None:
             self.library.ns_close(self._handle)
-            self._handle = None
+            self._handle, self.workspace = None, np.empty(0, dtype=np.float32)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

@@ -117,7 +117,7 @@ class BoundProgram:
 
     def _logits(self, num_rows: int) -> Float32:
         start, stride = self._bound.logits_offset // 4, self._bound.logits_stride
-        rows = self._session.workspace(start + num_rows * stride)[start:]
+        rows = self._session.workspace[start : start + num_rows * stride]
         return rows.reshape(num_rows, stride)[:, : self._vocab]
 
     def _point(self, batch: PackedBatch) -> None:

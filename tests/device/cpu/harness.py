@@ -114,7 +114,7 @@ class Bench:
         results.reserve(program.num_rows, shape, 0)
         program.run(_batch(shape, decodes, prompts, program.num_rows, self.block_size), results)
         start, stride = bound.logits_offset // 4, bound.logits_stride
-        memory = self.session.workspace(start + len(table) * stride)[start:]
+        memory = self.session.workspace[start : start + len(table) * stride]
         return memory.reshape(len(table), stride)[:, : y.width].copy()
 
     def keep(self, *objects: object) -> None:
