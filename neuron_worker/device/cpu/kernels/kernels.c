@@ -1,5 +1,6 @@
 /* All kernels for one instruction set; `build.py` compiles this once per set, with VARIANT and its options. */
 #include "linear.h"
+#include "pack.h"
 #include "rows.h"
 #include "attention.h"
 #include "sampling.h"

@@ -16,7 +16,6 @@ enum { TILES_WORTH_WIDENING = 10 };
 enum { TILES_WORTH_WIDENING = 2 };
 #endif
 enum { PREFETCH_BYTES = 1536 };
-enum { GATE_CHANNELS = PANEL / 2, GATE_VECTORS = NV / 2 };
 
 INLINE vf silu(vf x) { return x / (splat(1.0f) + exp_(-x)); }
 
@@ -162,73 +161,5 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
         tiles[type](value_row(s, op->x, op->x_stride, first), op->x_stride, weights, op->in, last - first, sums);
         for (int64_t r = first; r < last; r++)
             finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
-    }
-}
-
-INLINE uint16_t to_bfloat16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    if (value != value)
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-/* Round to nearest, ties to even, as every converter does. */
-INLINE uint16_t to_float16(float value)
-{
-    uint32_t bits, sign;
-    memcpy(&bits, &value, 4);
-    sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    if (bits > 0x7f800000)
-        return (uint16_t)(sign | 0x7e00);
-    if (bits >= 0x477ff000)
-        return (uint16_t)(sign | 0x7c00);
-    if (bits < 0x38800000) {      /* below the smallest normal number: a multiple of 2^-24 */
-        float magnitude;
-        memcpy(&magnitude, &bits, 4);
-        return (uint16_t)(sign | (uint32_t)rintf(magnitude * 0x1p24f));
-    }
-    bits -= 0x38000000;
-    return (uint16_t)(sign | (bits + 0xfff + (bits >> 13 & 1)) >> 13);
-}
-
-/* Symmetric int8: the largest magnitude of the row becomes 127. */
-static float int8_scale(const float *row, int64_t in)
-{
-    float largest = 0.0f;
-    for (int64_t k = 0; k < in; k++)
-        largest = fabsf(row[k]) > largest ? fabsf(row[k]) : largest;
-    return largest > 0.0f ? largest / 127.0f : 1.0f;
-}
-
-static void pack_row(const struct pack_job *job, const float *row, int64_t channel)
-{
-    int64_t in = job->in, at = channel / PANEL * in * PANEL + channel % PANEL;
-    if (job->type == TYPE_FLOAT32) {
-        float *to = (float *)job->panels + at;
-        for (int64_t k = 0; k < in; k++)
-            to[k * PANEL] = row[k];
-    } else if (job->type == TYPE_INT8) {
-        int8_t *to = (int8_t *)job->panels + at;
-        float scale = int8_scale(row, in);
-        job->scale[channel] = scale;
-        for (int64_t k = 0; k < in; k++)
-            to[k * PANEL] = (int8_t)fminf(fmaxf(rintf(row[k] / scale), -128.0f), 127.0f);
-    } else {
-        uint16_t *to = (uint16_t *)job->panels + at;
-        for (int64_t k = 0; k < in; k++)
-            to[k * PANEL] = job->type == TYPE_FLOAT16 ? to_float16(row[k]) : to_bfloat16(row[k]);
-    }
-}
-
-static void pack(const struct pack_job *job, int64_t first, int64_t rows)
-{
-    for (int64_t i = first; i < first + rows; i++) {
-        int64_t channel = job->first_row + i;
-        if (job->is_gate)
-            channel = channel / GATE_CHANNELS * PANEL + channel % GATE_CHANNELS + job->gate_half * GATE_CHANNELS;
-        pack_row(job, job->source + i * job->in, channel);
     }
 }

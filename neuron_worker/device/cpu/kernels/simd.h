@@ -30,6 +30,7 @@ enum { VW = 4, NV = 4, MAX_ROWS = 3 };
 #endif
 /* A tile of a product is MAX_ROWS x PANEL values, all in registers. LANES / VW vectors make a fixed-order sum. */
 enum { PANEL = VW * NV, LANES = 16, LV = LANES / VW };
+enum { GATE_CHANNELS = PANEL / 2, GATE_VECTORS = NV / 2 };
 
 /* CASES(f, ...) expands f(rows, ...) for every height of a tile, HALF_CASES up to half of the highest. */
 #if defined(__AVX512F__)
