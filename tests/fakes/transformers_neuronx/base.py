@@ -206,7 +206,8 @@ class NeuronModelBase:
         generation = self.neuron_config.on_device_generation
         sampling = None if generation is None else [generation.do_sample, generation.dynamic, generation.global_top_k]
         settings = self.neuron_config.to_json() | {"on_device_generation": sampling}
-        model = [type(self).__name__, vars(self.config), self.amp, self.tp_degree, self.token_buckets[-1]]
+        numbers = {name: value for name, value in vars(self.config).items() if isinstance(value, (int, float))}
+        model = [type(self).__name__, numbers, self.amp, self.tp_degree, self.token_buckets[-1]]
         common = [model, settings]
         names = (hashlib.sha256(json.dumps([graph, common]).encode()).hexdigest()[:20] for graph in graphs)
         return [f"{name}.neff" for name in names]
