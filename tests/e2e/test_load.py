@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from ..tools.reference import Reference
 from ..tools.server import PATIENCE, Server
 from .conftest import MODEL, PLACES
 
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+RUNNING, WAITING, MADE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total"
 NUM_STREAMS = 32
 NUM_TOKENS = 16
 
@@ -69,43 +72,51 @@ def test_a_seeded_answer_is_the_same_alone_and_under_load(server: Server, short_
     assert alone == together[1]
 
 
-def endless(prompt: str) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": prompt, "max_tokens": 900, "ignore_eos": True, "stream": True}
-
-
-def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
-    """All places are taken by long answers; when their clients go, a waiting request starts long before their end."""
-    made = server.metric("vllm:generation_tokens_total")
+@contextmanager
+def all_places_taken(server: Server) -> Iterator[list[httpx.Response]]:
+    """Answers long enough to outlast any test, one for each place, all begun."""
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        opened = [
-            http.send(http.build_request("POST", "/v1/completions", json=endless(f"Story {n}:")), stream=True)
-            for n in range(PLACES)
-        ]
-        for response in opened:
-            next(response.iter_lines())
+        opened = [open_stream(http, f"Story {n}:") for n in range(PLACES)]
         server.wait_for_metric(RUNNING, PLACES)
+        yield opened
         for response in opened:
             response.close()
-    answer = httpx.post(
-        f"{server.url}/v1/completions", json={"model": MODEL, "prompt": "Hi", "max_tokens": 2}, timeout=PATIENCE
-    )
-    assert answer.status_code == 200
     server.wait_for_metric(RUNNING, 0)
-    assert server.metric("vllm:generation_tokens_total") - made < PLACES * 900 / 2
+
+
+def open_stream(http: httpx.Client, prompt: str) -> httpx.Response:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    return http.send(http.build_request("POST", "/v1/completions", json=body), stream=True)
+
+
+def test_clients_that_leave_free_their_places(server: Server) -> None:
+    """A waiting request starts, and nobody computes the answers that have no reader."""
+    before = server.metric(MADE)
+    with all_places_taken(server) as opened:
+        for response in opened:
+            response.close()
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 2}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+        assert answer.status_code == 200
+    assert server.metric(MADE) - before < PLACES * 900 / 2
+
+
+def test_one_that_leaves_makes_room_for_the_next(server: Server) -> None:
+    """Its neighbours are not disturbed."""
+    with all_places_taken(server) as opened:
+        body = {"model": MODEL, "prompt": "Hi", "max_tokens": 2}
+        with ThreadPoolExecutor(1) as other:
+            late = other.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+            server.wait_for_metric(WAITING, 1)
+            opened[3].close()
+            assert late.result().status_code == 200
+        server.wait_for_metric(RUNNING, PLACES - 1)
 
 
 def test_a_client_that_leaves_the_queue_is_forgotten(server: Server) -> None:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        opened = [
-            http.send(http.build_request("POST", "/v1/completions", json=endless(f"Tale {n}:")), stream=True)
-            for n in range(PLACES)
-        ]
-        server.wait_for_metric(RUNNING, PLACES)
-        waiting = http.send(http.build_request("POST", "/v1/completions", json=endless("Last:")), stream=True)
+    with all_places_taken(server), httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        waiting = open_stream(http, "Last:")
         server.wait_for_metric(WAITING, 1)
         waiting.close()
         server.wait_for_metric(WAITING, 0)
         assert server.metric(RUNNING) == PLACES
-        for response in opened:
-            response.close()
-    server.wait_for_metric(RUNNING, 0)

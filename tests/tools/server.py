@@ -82,8 +82,8 @@ class Server:
     def wait_for_metric(self, name: str, value: float) -> None:
         deadline = time.monotonic() + PATIENCE
         while (now := self.metric(name)) != value:
-            assert time.monotonic() < deadline, f"{name} is {now}, not {value}:\n{self.output}"
-            time.sleep(0.05)
+            assert time.monotonic() < deadline, f"{name} is {now}, not {value}"
+            time.sleep(0.1)
 
     def terminate(self) -> int:
         """SIGTERM, and the exit status."""
