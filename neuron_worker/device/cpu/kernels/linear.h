@@ -9,13 +9,18 @@
  */
 #include "simd.h"
 
-/* Widening inside the tile is all but free where one instruction does it: measured, ten tiles still bear it. */
-#if defined(__AVX2__) || defined(__aarch64__)
-enum { TILES_WORTH_WIDENING = 10 };
+/* Measured. Widening inside the tile is all but free where one instruction does it: ten tiles still bear it. Of float32
+ * weights, tiles of few rows wait for memory and have no instruction to spare; the others hide it best when it is asked
+ * for twice.
+ */
+#if defined(__AVX512F__)
+enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 4 };
+#elif defined(__AVX2__) || defined(__aarch64__)
+enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 2 };
 #else
-enum { TILES_WORTH_WIDENING = 2 };
+enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2 };
 #endif
-enum { PREFETCH_BYTES = 1536 };
+enum { NEAR_BYTES = 1536, FAR_BYTES = 8192 };
 
 INLINE vf silu(vf x) { return x / (splat(1.0f) + exp_(-x)); }
 
@@ -34,35 +39,54 @@ INLINE vf gelu_tanh(vf x)
     return x / (splat(1.0f) + exp_(splat(-2.0f) * u));
 }
 
-/* `rows` and `type` are constants where this is inlined: the sums live in registers. */
-INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, int64_t in, float *sums_out, const int rows,
-                    const int type)
+/* One input: `rows` values times one vector of the panel after the other. `x` points at the input's column. */
+INLINE void add_products(vf sums[MAX_ROWS][NV], const float *x, int64_t x_stride, const char *at, const int rows,
+                         const int type)
+{
+    vf w[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; v++)
+        w[v] = widen(at, v * VW, type);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        vf value = splat(x[r * x_stride]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++)
+            sums[r][v] = fma_(value, w[v], sums[r][v]);
+    }
+}
+
+/* `rows` and `type` are constants where this is inlined: the sums live in registers. Memory is asked for as the panel
+ * goes by: float32 into the second-level cache from `ahead` on, and what there is time for into the first a little later.
+ */
+INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, float *sums_out,
+                    const int rows, const int type)
 {
     vf sums[MAX_ROWS][NV];
-    const size_t step_bytes = PANEL * type_size(type);
+    const int step_bytes = PANEL * (int)type_size(type), steps = rows <= FEW_ROWS && step_bytes < 64 ? 64 / step_bytes : 1;
     const char *at = panel;
+    int64_t k = 0;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < NV; v++)
             sums[r][v] = splat(0.0f);
-    for (int64_t k = 0; k < in; k++) {
-        vf w[NV];
+    for (; k + steps <= in; k += steps) {
 #pragma GCC unroll 2
-        for (size_t line = 0; line < step_bytes; line += 64)
-            __builtin_prefetch(at + PREFETCH_BYTES + line);
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; v++)
-            w[v] = widen(at, v * VW, type);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            vf value = splat(x[r * x_stride + k]);
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; v++)
-                sums[r][v] = fma_(value, w[v], sums[r][v]);
+        for (int line = 0; line < steps * step_bytes; line += 64) {
+            if (rows > FEW_ROWS || type != TYPE_FLOAT32)
+                __builtin_prefetch(at + NEAR_BYTES + line);
+            if (rows > FEW_ROWS ? type != TYPE_INT8 : type == TYPE_FLOAT32)
+                __builtin_prefetch(ahead + line, 0, 2);
         }
-        at += step_bytes;
+#pragma GCC unroll 4
+        for (int step = 0; step < steps; step++)
+            add_products(sums, x + k + step, x_stride, at + step * step_bytes, rows, type);
+        at += steps * step_bytes;
+        ahead += steps * step_bytes;
     }
+    for (; k < in; k++, at += step_bytes)
+        add_products(sums, x + k, x_stride, at, rows, type);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -70,9 +94,10 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, int64_t
             store(sums_out + r * PANEL + v * VW, sums[r][v]);
 }
 
-#define TILE_CASE(R, TYPE) case R: tile_of(x, x_stride, panel, in, sums, R, TYPE); break;
+#define TILE_CASE(R, TYPE) case R: tile_of(x, x_stride, panel, ahead, in, sums, R, TYPE); break;
 #define DEFINE_TILES(NAME, TYPE) \
-    static void NAME(const float *x, int64_t x_stride, const void *panel, int64_t in, int64_t rows, float *sums) \
+    static void NAME(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, int64_t rows, \
+                     float *sums) \
     { \
         switch (rows) { CASES(TILE_CASE, TYPE) } \
     }
@@ -81,7 +106,7 @@ DEFINE_TILES(tiles_float16, TYPE_FLOAT16)
 DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16)
 DEFINE_TILES(tiles_int8, TYPE_INT8)
 
-typedef void (*tiles_function)(const float *, int64_t, const void *, int64_t, int64_t, float *);
+typedef void (*tiles_function)(const float *, int64_t, const void *, const char *, int64_t, int64_t, float *);
 static const tiles_function tiles[] = {tiles_float32, tiles_float16, tiles_bfloat16, tiles_int8};
 
 /* What comes after the sums of one row of a tile; `channel` counts in the order of the panels. */
@@ -158,7 +183,11 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
     }
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = row + i * (end - row) / num_tiles, last = row + (i + 1) * (end - row) / num_tiles;
-        tiles[type](value_row(s, op->x, op->x_stride, first), op->x_stride, weights, op->in, last - first, sums);
+        /* The first tile brings its own panel; when the last one computes, memory is free to bring the next. */
+        int brings_next = i > 0 && i == num_tiles - 1 && weights != scratch;
+        const char *ahead = (const char *)weights;
+        ahead += brings_next ? (int64_t)(panel_values * type_size(type)) : last - first > FEW_ROWS ? FAR_BYTES : NEAR_BYTES;
+        tiles[type](value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
         for (int64_t r = first; r < last; r++)
             finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
     }
