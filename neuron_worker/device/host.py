@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import registry
-from .base import Device, DeviceOptions, ModelFacts
+from .base import Device, DeviceOptions, DeviceOutput, ModelFacts
 from .errors import DeviceError
 from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
@@ -43,6 +43,7 @@ from .wire import (
 )
 
 BEAT_SECONDS = 0.5
+_DONE, _FAILED, _RUN, _CLOSE = int(Status.DONE), int(Status.FAILED), int(Verb.RUN), int(Verb.CLOSE)
 
 Json = Mapping[str, Any]
 
@@ -55,6 +56,7 @@ class Host:
         self._limits: StepLimits | None = None
         self._options: DeviceOptions | None = None
         self._steps: list[StepMemory] = []  # by index of compilation
+        self._output: DeviceOutput | None = None
         self._verbs: dict[int, Callable[[Json], Json]] = {
             Verb.HELLO: self._hello,
             Verb.LOAD: self._load,
@@ -71,19 +73,20 @@ class Host:
         while True:
             verb, _, sequence, payload = self._channel.receive()
             try:
-                status, answer = Status.DONE, self._answer(verb, payload)
+                status, answer = _DONE, self._answer(verb, payload)
             except BadMessage:
                 raise
             except Exception as error:
                 if not isinstance(error, DeviceError):
                     traceback.print_exc()  # a backend's defect: the log has where
-                status, answer = Status.FAILED, to_json(error_to_json(error))
+                status, answer = _FAILED, to_json(error_to_json(error))
             self._channel.send(verb, status, sequence, answer)
-            if verb == Verb.CLOSE:
+            self._output = None
+            if verb == _CLOSE:
                 return
 
     def _answer(self, verb: int, payload: bytes) -> bytes:
-        if verb == Verb.RUN:
+        if verb == _RUN:
             return self._run(payload)
         if verb not in self._verbs:
             raise BadMessage(f"verb {verb} is not known")
@@ -93,7 +96,9 @@ class Host:
         index: int
         index, prompt_logprobs = RUN_REQUEST.unpack(payload)
         step = self._steps[index]
-        return step.publish(self._made().run(step.batch(prompt_logprobs)))
+        # Kept until the reply is sent: freeing megabytes of logits takes longer than copying them.
+        self._output = self._made().run(step.batch(prompt_logprobs))
+        return step.publish(self._output)
 
     def _hello(self, request: Json) -> Json:
         if request.get("protocol") != PROTOCOL:

@@ -46,7 +46,7 @@ from .wire import (
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
-_CLOSE_SECONDS = 10.0
+_REQUEST, _DONE, _RUN = Status.REQUEST, Status.DONE, Verb.RUN  # looking them up in the class is slow
 _NO_BEATS = np.zeros(1, np.uint64)
 
 
@@ -59,11 +59,19 @@ class Deadlines:
     load: float = 3600.0
     compile: float = 7200.0
     run: float = 120.0
+    close: float = 10.0
     other: float = 60.0
     silence: float = 120.0
 
     def of(self, verb: Verb) -> float:
-        by_verb = {Verb.HELLO: self.start, Verb.LOAD: self.load, Verb.ALLOCATE: self.load, Verb.COMPILE: self.compile}
+        by_verb = {
+            Verb.HELLO: self.start,
+            Verb.LOAD: self.load,
+            Verb.ALLOCATE: self.load,
+            Verb.COMPILE: self.compile,
+            Verb.RUN: self.run,
+            Verb.CLOSE: self.close,
+        }
         return by_verb.get(verb, self.other)
 
     @property
@@ -84,6 +92,7 @@ class RemoteDevice:
         self._sequence = 0
         self._limits: StepLimits | None = None
         self._steps: dict[StepShape, tuple[int, StepMemory]] = {}  # with the shape's index in order of compilation
+        self._current: tuple[int, StepMemory | None] = (0, None)
         self._start()
 
     @property
@@ -121,12 +130,11 @@ class RemoteDevice:
 
     def run(self, batch: PackedBatch) -> DeviceOutput:
         self._check_usable()
-        found = self._steps.get(batch.shape)
-        if found is None:
-            raise UncompiledShape(f"{batch.shape} was never compiled; compiled are {len(self._steps)} others")
-        index, step = found
+        index, step = self._current
+        if step is None or step.shape is not batch.shape:
+            index, step = self._find(batch.shape)
         step.write(batch)
-        reply = self._exchange(Verb.RUN, RUN_REQUEST.pack(index, batch.prompt_logprobs), self.deadlines.run)
+        reply = self._exchange(_RUN, RUN_REQUEST.pack(index, batch.prompt_logprobs), self.deadlines.run)
         try:
             return step.read(reply)
         except BadMessage as error:
@@ -153,8 +161,8 @@ class RemoteDevice:
             return
         patience = 0.0
         try:
-            self._exchange(Verb.CLOSE, b"", _CLOSE_SECONDS)
-            patience = _CLOSE_SECONDS
+            self._exchange(Verb.CLOSE, b"", self.deadlines.close)
+            patience = self.deadlines.close
         except DeviceError as error:
             logger.info("closing: %s", error)
         finally:
@@ -192,10 +200,10 @@ class RemoteDevice:
 
     def _start(self) -> None:
         self._lost, self._closed = None, False
-        self._limits, self._steps, self._num_compiled = None, {}, 0
+        self._limits, self._num_compiled = None, 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         memory = SharedMemory.create()
-        channel = Channel(ours)
+        channel = Channel(ours, tick=min(_TICK_SECONDS, self.deadlines.shortest / 4))
         descriptors = (theirs.fileno(), memory.descriptor)
         arguments = ("--socket", str(descriptors[0]), "--memory", str(descriptors[1]))
         try:
@@ -207,7 +215,6 @@ class RemoteDevice:
             raise
         finally:
             theirs.close()  # or its end would never be seen
-        ours.settimeout(min(_TICK_SECONDS, self.deadlines.shortest / 4))
         self._channel, self._memory, self._process = channel, memory, process
         self._beats = memory.beats
         self._finalizer = weakref.finalize(self, _release, process, channel, memory)
@@ -231,33 +238,36 @@ class RemoteDevice:
         )
 
     def _ask(self, verb: Verb, request: Mapping[str, Any]) -> dict[str, Any]:
-        reply = self._exchange(verb, to_json(request), self.deadlines.of(verb))
+        try:
+            payload = to_json(request)
+        except TypeError as error:
+            raise DeviceError(f"{_name(verb)} has an option that is not plain data: {error}") from error
+        reply = self._exchange(verb, payload, self.deadlines.of(verb))
         try:
             return from_json(reply)
         except BadMessage as error:
-            self._lose(f"answered {verb.name.lower()} with garbage: {error}")
+            self._lose(f"answered {_name(verb)} with garbage: {error}")
 
     def _exchange(self, verb: Verb, payload: bytes, deadline: float) -> bytes:
         """The reply's payload; a reported error raised as what it was there."""
         self._check_usable()
         self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
-        name = verb.name.lower()
         try:
-            self._channel.send(verb, Status.REQUEST, sequence, payload)
-            reply = self._receive(deadline)
-            if (reply.verb, reply.sequence) != (verb, sequence):
-                raise BadMessage(f"the reply is for verb {reply.verb}, message {reply.sequence}")
-            if reply.status == Status.DONE:
-                return reply.payload
-            error = error_from_json(from_json(reply.payload))
+            self._channel.send(verb, _REQUEST, sequence, payload)
+            of_verb, status, of_sequence, reply = self._receive(deadline)
+            if of_verb != verb or of_sequence != sequence:
+                raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
+            if status == _DONE:
+                return reply
+            error = error_from_json(from_json(reply))
         except ChannelClosed:
-            self._lose(f"ended during {name}")
+            self._lose(f"ended during {_name(verb)}")
         except TimeoutError as hung:
-            self._lose(f"hung during {name}: {hung}")
+            self._lose(f"hung during {_name(verb)}: {hung}")
         except BadMessage as garbage:
-            self._lose(f"answered {name} with garbage: {garbage}")
+            self._lose(f"answered {_name(verb)} with garbage: {garbage}")
         except BaseException:
-            self._abandon(f"was left alone during {name}")  # its answer would be taken for the next one's
+            self._abandon(f"was left alone during {_name(verb)}")  # its answer would be taken for the next one's
             raise
         raise error
 
@@ -267,7 +277,7 @@ class RemoteDevice:
         while True:
             try:
                 return self._channel.receive()
-            except TimeoutError:  # one tick of the socket's
+            except TimeoutError:  # one tick
                 now = time.monotonic()
             if int(self._beats[0]) != beats:
                 last_sign, beats = now, int(self._beats[0])
@@ -275,6 +285,15 @@ class RemoteDevice:
                 raise TimeoutError(f"no sign of life for {self.deadlines.silence:g} s")
             if now >= give_up:
                 raise TimeoutError(f"no answer within {deadline:g} s")
+
+    def _find(self, shape: StepShape) -> tuple[int, StepMemory]:
+        found = self._steps.get(shape)
+        if found is None:
+            raise UncompiledShape(f"{shape} was never compiled; compiled are {len(self._steps)} others")
+        # Most steps have the shape of the one before: that one is found without hashing.
+        if found[1].shape is shape:
+            self._current = found
+        return found
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -293,10 +312,14 @@ class RemoteDevice:
         self._lost = f"the device's process {self.pid} ({self._process.python}) {what}; {self._process.obituary()}"
 
     def _release(self, patience: float = 0.0) -> None:
-        self._steps = {}
+        self._steps, self._current = {}, (0, None)
         self._beats = _NO_BEATS
         if self._finalizer.detach():
             _release(self._process, self._channel, self._memory, patience)
+
+
+def _name(verb: Verb) -> str:
+    return verb.name.lower()
 
 
 def _release(process: HostProcess, channel: Channel, memory: SharedMemory, patience: float = 0.0) -> None:

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from . import errors
 from .base import Capabilities, DeviceOptions, ModelFacts, StepShape
@@ -26,6 +26,7 @@ PROTOCOL = 1
 
 _MAGIC = b"NSDP"
 _HEADER = struct.Struct("<4sBBHII")  # magic, verb, status, 0, sequence, bytes of payload
+_HEADER_BYTES = _HEADER.size
 _LARGEST_PAYLOAD = 1 << 24  # far above any real message, far below what would hurt to read
 
 RUN_REQUEST = struct.Struct("<II")  # index of the shape, in order of compilation; prompt_logprobs
@@ -58,39 +59,40 @@ class BadMessage(ValueError):
     """What arrived is not of this protocol."""
 
 
-class Message(NamedTuple):
-    verb: int
-    status: int
-    sequence: int  # a reply carries its request's
-    payload: bytes
+Message = tuple[int, int, int, bytes]
+"""verb, status, sequence (a reply carries its request's), payload"""
 
 
 class Channel:
-    """One end of the socket. Not thread-safe."""
+    """One end of the socket. Not thread-safe. A call that stands still for `tick` seconds raises TimeoutError."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, tick: float | None = None) -> None:
         self._socket = end
-        self._received = bytearray()
+        self._received = b""
+        if tick is not None:
+            # The kernel's timeouts: Python's own would cost every step two more system calls.
+            seconds = struct.pack("@ll", int(tick), int(tick % 1 * 1e6))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     def send(self, verb: int, status: int, sequence: int, payload: bytes = b"") -> None:
         try:
             self._socket.sendall(_HEADER.pack(_MAGIC, verb, status, 0, sequence, len(payload)) + payload)
-        except TimeoutError:
-            raise
+        except BlockingIOError as error:
+            raise TimeoutError("a message could not be sent") from error
         except OSError as error:
             raise ChannelClosed(str(error)) from error
 
     def receive(self) -> Message:
-        """The next message. After the socket's TimeoutError it may be called again: nothing is lost."""
-        self._fill(_HEADER.size)
+        """The next message. After a TimeoutError it may be called again: nothing is lost."""
+        self._fill(_HEADER_BYTES)
         magic, verb, status, _, sequence, length = _HEADER.unpack_from(self._received)
         if magic != _MAGIC or length > _LARGEST_PAYLOAD:
-            raise BadMessage(f"a message began with {bytes(self._received[: _HEADER.size])!r}")
-        end = _HEADER.size + length
+            raise BadMessage(f"a message began with {self._received[:_HEADER_BYTES]!r}")
+        end = _HEADER_BYTES + length
         self._fill(end)
-        payload = bytes(self._received[_HEADER.size : end])
-        del self._received[:end]
-        return Message(verb, status, sequence, payload)
+        payload, self._received = self._received[_HEADER_BYTES:end], self._received[end:]
+        return verb, status, sequence, payload
 
     def close(self) -> None:
         self._socket.close()
@@ -98,14 +100,14 @@ class Channel:
     def _fill(self, count: int) -> None:
         while len(self._received) < count:
             try:
-                chunk = self._socket.recv(65536)
-            except TimeoutError:
-                raise
+                chunk = self._socket.recv(max(4096, count))
+            except BlockingIOError as error:
+                raise TimeoutError from error
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             if not chunk:
                 raise ChannelClosed("the other end closed the connection")
-            self._received += chunk
+            self._received = self._received + chunk if self._received else chunk
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:

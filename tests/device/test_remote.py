@@ -247,6 +247,13 @@ def test_another_protocol_is_refused_by_both_numbers(world: World, monkeypatch: 
         world.start()
 
 
+def test_an_option_that_cannot_cross_is_refused_and_the_device_serves_on(world: World) -> None:
+    device = world.start()
+    with pytest.raises(DeviceError, match="not plain data"):
+        device.load(str(world.directory), replace(OPTIONS, neuron_config={"path": Path("x")}))
+    assert world.prepare_and_serve(device)[: len(PROMPT)] == PROMPT
+
+
 # -- interpreters
 
 

@@ -27,6 +27,7 @@ from neuronserve.neuron_worker.device.base import (
     StepShape,
 )
 from neuronserve.neuron_worker.device.errors import DeviceError, DoesNotFit
+from neuronserve.neuron_worker.device.remote import Deadlines
 from neuronserve.neuron_worker.device.step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from neuronserve.neuron_worker.device.wire import BadMessage, Channel, ChannelClosed, Message, Status, Verb
 
@@ -40,9 +41,8 @@ Ends = tuple[Channel, socket.socket]
 def ends() -> Iterator[Ends]:
     """A channel, and the bare socket at its other end."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(0.05)
     with ours, theirs:
-        yield Channel(ours), theirs
+        yield Channel(ours, tick=0.05), theirs
 
 
 def on_the_wire(message: Message) -> bytes:
@@ -52,14 +52,14 @@ def on_the_wire(message: Message) -> bytes:
         return theirs.recv(1 << 16)
 
 
-PING = Message(Verb.PING, Status.REQUEST, 7, b'{"a": 1}')
+PING: Message = (Verb.PING, Status.REQUEST, 7, b'{"a": 1}')
 
 # -- framing
 
 
 def test_messages_arrive_whole_and_in_order(ends: Ends) -> None:
     channel, other = ends
-    second = PING._replace(sequence=8, payload=b"")
+    second = (*PING[:2], 8, b"")
     other.sendall(on_the_wire(PING) + on_the_wire(second))
     assert [channel.receive(), channel.receive()] == [PING, second]
 
@@ -249,3 +249,24 @@ def test_a_larger_shape_leaves_the_smaller_ones_views_valid(memory: SharedMemory
     batch = random_batch(SHAPES[0])
     small.write(batch)
     assert_equal(small.batch(0).decode, batch.decode)
+
+
+# -- the page that describes all this
+
+
+def rows_of_the_page() -> list[list[str]]:
+    page = Path(__file__).parents[2] / "docs" / "device-protocol.md"
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("verb", Verb, ids=lambda verb: verb.name.lower())
+def test_the_page_has_every_verb_with_its_number_and_deadline(verb: Verb) -> None:
+    name = verb.name.lower()
+    rows = [row[:2] for row in rows_of_the_page()]
+    assert [name, str(int(verb))] in rows
+    assert [name, f"{Deadlines().of(verb):g}"] in rows
+
+
+def test_the_page_has_the_silence() -> None:
+    assert ["silence, in any verb", f"{Deadlines().silence:g}"] in [row[:2] for row in rows_of_the_page()]
