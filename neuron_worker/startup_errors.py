@@ -48,6 +48,9 @@ def _message(error: BaseException) -> str:
 def _reported(report: dict[str, object]) -> str:
     message = str(report.get("msg", "")).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     where = ".".join(str(part) for part in report.get("loc", ()) or ())  # type: ignore[attr-defined]
+    value = report.get("input")
+    if isinstance(value, (bool, int, float, str)) and report.get("type") not in ("value_error", "assertion_error"):
+        message = f"{message}, not {value!r}"  # pydantic's own words never say what it got
     return f"{where}: {message}" if where else message
 
 

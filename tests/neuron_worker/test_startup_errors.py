@@ -44,6 +44,13 @@ def test_pydantics_page_becomes_what_was_wrong() -> None:
     assert one_line(caught.value) == "size: sizes are positive"
 
 
+def test_pydantics_own_words_are_given_the_value() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        pydantic.TypeAdapter(pydantic.PositiveInt).validate_python(0)
+
+    assert one_line(caught.value) == "Input should be greater than 0, not 0"
+
+
 @pytest.fixture
 def records(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
