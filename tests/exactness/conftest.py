@@ -19,10 +19,18 @@ import pytest
 from ..tools.prompts import Prompt, read_prompts, subset
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
+
     from ..tools.engine import Engine
 
 LENGTH = 1024
 """max_model_len of these engines: the longest prompt and 64 tokens fit."""
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..tools.prompts import Prompt
-from .conftest import LENGTH
+from .conftest import LENGTH, greedy
 
 if TYPE_CHECKING:
     from ..tools.engine import Engine
@@ -41,25 +41,19 @@ def cold(engine: Engine) -> Engine:
     return engine
 
 
-def params(num_tokens: int) -> Any:
-    from ..tools.engine import greedy
-
-    return greedy(num_tokens)
-
-
 def check(reference: Reference, prompts: list[Prompt], tokens: list[list[int]]) -> None:
     reference.check(zip([prompt.tokens for prompt in prompts], tokens, strict=True))
 
 
 def test_alone(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference) -> None:
-    tokens = cold.run([prompt.tokens for prompt in prompts], params(num_tokens), at_once=1)
+    tokens = cold.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=1)
     assert all(len(answer) == num_tokens for answer in tokens)
     check(reference, prompts, tokens)
 
 
 def test_eight_at_once(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference) -> None:
     longest_first = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
-    tokens = cold.run([prompt.tokens for prompt in longest_first], params(num_tokens), at_once=8)
+    tokens = cold.run([prompt.tokens for prompt in longest_first], greedy(num_tokens), at_once=8)
     check(reference, longest_first, tokens)
     is_tiny = cold.core.vllm_config.cache_config.num_gpu_blocks_override is not None
     assert (cold.num_preemptions > 0) == is_tiny
@@ -68,7 +62,7 @@ def test_eight_at_once(cold: Engine, prompts: list[Prompt], num_tokens: int, ref
 def test_joined_late(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference) -> None:
     """One after the other, three steps apart: each meets the others somewhere in their answers, or in their prompts."""
     for prompt in prompts:
-        cold.add(prompt.id, prompt.tokens, params(num_tokens))
+        cold.add(prompt.id, prompt.tokens, greedy(num_tokens))
         cold.step(3)
     cold.finish()
     check(reference, prompts, [cold.tokens[prompt.id] for prompt in prompts])
@@ -81,7 +75,7 @@ def test_prefix_hit(cold: Engine, prompts: list[Prompt], num_tokens: int, refere
     block = cold.config.block_size
     for prompt in prompts:
         for time in ("first", "again"):
-            cold.add(time, prompt.tokens, params(num_tokens))
+            cold.add(time, prompt.tokens, greedy(num_tokens))
             cold.finish()
             check(reference, [prompt], [cold.tokens[time]])
         # Whole blocks, and never the last token: its logits are wanted.
@@ -93,7 +87,7 @@ def test_a_longer_prompt_continues_a_cached_one(cold: Engine, prompts: list[Prom
         pytest.skip("a block is a whole sequence: nothing is shared")
     whole = max(prompts, key=lambda prompt: len(prompt.tokens)).tokens
     for length in (100, 101, 333, 600, len(whole)):
-        cold.add(str(length), whole[:length], params(4))
+        cold.add(str(length), whole[:length], greedy(4))
         cold.finish()
         reference.check([(whole[:length], cold.tokens[str(length)])])
     assert cold.cached_tokens["600"] >= 320
@@ -108,9 +102,9 @@ def test_chunks_are_cut(cold: Engine, prompts: list[Prompt], reference: Referenc
         min(prompts, key=lambda prompt: len(prompt.tokens)),
     )
     num_chunks = -(-len(long.tokens) // chunk)
-    cold.add("short", short.tokens, params(num_chunks + 4))
+    cold.add("short", short.tokens, greedy(num_chunks + 4))
     cold.step(2)
-    cold.add("long", long.tokens, params(4))
+    cold.add("long", long.tokens, greedy(4))
     cold.step(num_chunks - 1)
     assert "long" not in cold.tokens
     cold.step()

@@ -12,10 +12,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from neuronserve.neuron_worker.config import NeuronConfig
 
 
-def greedy(num_tokens: int, **more: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **more)
-
-
 class Engine:
     def __init__(self, model: str, *, options: dict[str, Any] | None = None, **arguments: Any) -> None:
         self.llm = LLM(model=model, additional_config={"neuronserve": options or {}}, **arguments)

@@ -1,0 +1,43 @@
+"""Int8 weights: not transformers' tokens, but the same tokens alone and in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..tools.prompts import Prompt
+from .conftest import greedy
+
+if TYPE_CHECKING:
+    from ..tools.engine import Engine
+
+
+@pytest.fixture(scope="module", params=["weights", "weights_and_head"])
+def engine(request: pytest.FixtureRequest, running: Callable[..., Any]) -> Iterator[Engine]:
+    options = {"quantization": "int8", "quantize_head": request.param == "weights_and_head"}
+    with running(options=options, enable_prefix_caching=False) as engine:
+        yield engine
+
+
+def test_a_row_depends_on_no_other(engine: Engine, prompts: list[Prompt], num_tokens: int) -> None:
+    prompts = prompts[:8]
+    alone = engine.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=1)
+    together = engine.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=8)
+    for prompt in reversed(prompts):
+        engine.add(prompt.id, prompt.tokens, greedy(num_tokens))
+        engine.step(3)
+    engine.finish()
+    late = [engine.tokens[prompt.id] for prompt in prompts]
+
+    assert together == alone
+    assert late == alone
+
+
+def test_it_is_still_the_model(engine: Engine, prompts: list[Prompt], reference: Any) -> None:
+    """Rounded weights move few greedy choices: of the first tokens most are transformers' own."""
+    answers = engine.run([prompt.tokens for prompt in prompts], greedy(1), at_once=8)
+    theirs = [int(reference.logits(prompt.tokens, [0])[0].argmax()) for prompt in prompts]
+    same = sum(ours == [token] for ours, token in zip(answers, theirs, strict=True))
+    assert same >= 0.8 * len(prompts)
