@@ -62,13 +62,18 @@ void ns_unmap(void *p, int64_t size)
         munmap(p, (size_t)(size < 1 ? 1 : size));
 }
 
-static int grow(struct region *region, size_t size, int large_pages)
+enum { WHEN_USED, NOW };
+
+/* NOW: the system gives the memory here and not in the middle of a step, and in large pages. */
+static int grow(struct region *region, size_t size, int when)
 {
     if (region->start && region->size >= size)
         return 0;
-    char *start = map_pages((int64_t)size, large_pages);
+    char *start = map_pages((int64_t)size, when == NOW);
     if (!start)
         return -1;
+    if (when == NOW)
+        memset(start, 0, size);
     ns_unmap(region->start, (int64_t)region->size);
     *region = (struct region){start, size};
     return 0;
@@ -206,7 +211,7 @@ int ns_cache(struct session *session, int64_t layers, int64_t blocks, int64_t bl
     session->num_layers = layers;
     size_t half = (size_t)(layers * layer_floats(s)) * sizeof(float);
     /* Kernels read whole vectors: up to a panel beyond the last value. */
-    if (grow(&session->cache, 2 * half + 4096, 0))
+    if (grow(&session->cache, 2 * half + 4096, WHEN_USED))
         return failed(session, "no memory for a cache of %lld blocks (%lld bytes)", (long long)blocks,
                       (long long)(2 * half));
     s->keys = (float *)session->cache.start;
@@ -242,9 +247,9 @@ int ns_reserve(struct session *session, int64_t workspace, int64_t scratch, int6
     session->capacity_sequences = n;
     size_t lists = (size_t)(t + n) * (5 * sizeof(int32_t) + sizeof(struct sequence) + sizeof(struct selected)
                                       + sizeof(struct attend_item)) + 1024;
-    if (reserve_counters(session, ops) || grow(&session->workspace, (size_t)workspace, 1)
-        || grow(&session->scratch, session->scratch_bytes * (size_t)session->num_threads, 1)
-        || grow(&session->lists, lists, 1))
+    if (reserve_counters(session, ops) || grow(&session->workspace, (size_t)workspace, NOW)
+        || grow(&session->scratch, session->scratch_bytes * (size_t)session->num_threads, NOW)
+        || grow(&session->lists, lists, NOW))
         return failed(session, "no memory for a workspace of %lld bytes", (long long)workspace);
     char *at = session->lists.start;
     s->sequences = (struct sequence *)at, at += sizeof(struct sequence) * (size_t)(t + n);

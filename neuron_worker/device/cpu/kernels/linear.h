@@ -57,13 +57,14 @@ INLINE void add_products(vf sums[MAX_ROWS][NV], const float *x, int64_t x_stride
 }
 
 /* `rows` and `type` are constants where this is inlined: the sums live in registers. Memory is asked for as the panel
- * goes by: float32 into the second-level cache from `ahead` on, and what there is time for into the first a little later.
+ * goes by: float32 into the second-level cache from `ahead` on, and what there is time for into the first later on.
  */
 INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, float *sums_out,
                     const int rows, const int type)
 {
     vf sums[MAX_ROWS][NV];
-    const int step_bytes = PANEL * (int)type_size(type), steps = rows <= FEW_ROWS && step_bytes < 64 ? 64 / step_bytes : 1;
+    const int step_bytes = PANEL * (int)type_size(type);
+    const int steps = rows <= FEW_ROWS && step_bytes < 64 ? 64 / step_bytes : 1;
     const char *at = panel;
     int64_t k = 0;
 #pragma GCC unroll 16
@@ -185,8 +186,10 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
         int64_t first = row + i * (end - row) / num_tiles, last = row + (i + 1) * (end - row) / num_tiles;
         /* The first tile brings its own panel; when the last one computes, memory is free to bring the next. */
         int brings_next = i > 0 && i == num_tiles - 1 && weights != scratch;
-        const char *ahead = (const char *)weights;
-        ahead += brings_next ? (int64_t)(panel_values * type_size(type)) : last - first > FEW_ROWS ? FAR_BYTES : NEAR_BYTES;
+        size_t distance = brings_next                 ? panel_values * type_size(type)
+                          : last - first > FEW_ROWS ? (size_t)FAR_BYTES
+                                                    : (size_t)NEAR_BYTES;
+        const char *ahead = (const char *)weights + distance;
         tiles[type](value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
         for (int64_t r = first; r < last; r++)
             finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
