@@ -85,12 +85,14 @@ class Channel:
 
     def receive(self) -> Message:
         """The next message. After a TimeoutError it may be called again: nothing is lost."""
-        self._fill(_HEADER_BYTES)
+        if len(self._received) < _HEADER_BYTES:
+            self._fill(_HEADER_BYTES)
         magic, verb, status, _, sequence, length = _HEADER.unpack_from(self._received)
         if magic != _MAGIC or length > _LARGEST_PAYLOAD:
             raise BadMessage(f"a message began with {self._received[:_HEADER_BYTES]!r}")
         end = _HEADER_BYTES + length
-        self._fill(end)
+        if len(self._received) < end:
+            self._fill(end)
         payload, self._received = self._received[_HEADER_BYTES:end], self._received[end:]
         return verb, status, sequence, payload
 
