@@ -2,8 +2,8 @@
  *
  * W is packed in panels of PANEL output channels, [panel][in][PANEL]; one item of work is one panel (or a panel for
  * part of the rows). A tile of rows x PANEL sums stays in registers while `in` runs from first to last, one fused
- * product at a time: the same chain for an output element whatever the rows beside it. With more rows than a tile
- * holds, a narrow panel is widened once into the thread's scratch, which changes no number.
+ * product at a time: the same chain for an output element whatever the rows beside it. With rows for many tiles
+ * a narrow panel is widened once into the thread's scratch, which changes no number.
  *
  * A gate's panel holds PANEL / 2 gate channels, then the same channels of the up projection.
  */
