@@ -19,7 +19,7 @@ from .artifacts import Artifacts, identity
 from .checkpoint import Checkpoint
 from .engine import PADDING, Engine, FusedEngine, PlainEngine, bring_up
 from .neuron_config import AMPS, Role, Values
-from .prompts import NARROWEST
+from .prompts import NARROWEST_WITH_EAGLE
 from .sdk import Sdk
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ class Blueprint:
         return found
 
     def fields(self, role: Role) -> Values:
-        return neuron_config.values(self.options, self.target.hidden_size, role)
+        checkpoint = self.draft if self.draft is not None and role == self.draft_role else self.target
+        return neuron_config.values(self.options, checkpoint.hidden_size, role, checkpoint.architecture.layout)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -110,7 +111,7 @@ class Blueprint:
         self._check(shape)
         before = (self.context_buckets, self.positions)
         if shape.prefill_tokens:
-            self._context.add(max(NARROWEST, shape.context))
+            self._context.add(max(NARROWEST_WITH_EAGLE, shape.context))
         else:
             self._num_drafts = shape.decode_width - 1
             self._token_generation.add(shape.context)
@@ -146,10 +147,10 @@ class Blueprint:
             decoder.to_neuron()
         except Exception as error:
             raise LoadError(f"the library refused the draft: {type(error).__name__}: {error}") from error
-        return FusedEngine(decoder, self._num_drafts)
+        return FusedEngine(decoder, self._num_drafts, is_eagle=self.draft.is_eagle)
 
     def _model(self, checkpoint: Checkpoint, role: Role) -> Any:
-        fields, options = neuron_config.values(self.options, checkpoint.hidden_size, role), self.options
+        fields, options = self.fields(role), self.options
         arguments = {
             "batch_size": options.max_num_seqs,
             "amp": AMPS[options.dtype],

@@ -27,6 +27,7 @@ class Architecture:
     model_class: str
     is_experimental: bool = False
     speculates: bool = False
+    layout: str = "BSH"  # of attention; the classic server's, where the class has it
 
 
 ARCHITECTURES = {
@@ -34,7 +35,7 @@ ARCHITECTURES = {
     for each in (
         Architecture("LlamaForCausalLM", "llama", "LlamaForSampling", speculates=True),
         Architecture("MistralForCausalLM", "mistral", "MistralForSampling"),
-        Architecture("MixtralForCausalLM", "mixtral", "MixtralForSampling", is_experimental=True),
+        Architecture("MixtralForCausalLM", "mixtral", "MixtralForSampling", is_experimental=True, layout="HSB"),
     )
 }
 

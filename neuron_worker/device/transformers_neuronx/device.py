@@ -161,7 +161,7 @@ class _Step:
         groups = list(by_bucket(prompts, self._blueprint.context_buckets))
         self._set_sampling([prompt.slot for prompt in prompts], [prompt.place for prompt in prompts])
         for group in groups:
-            self._call(self._engine.read, call_of(group), [prompt.place for prompt in group])
+            self._call(self._engine.read, call_of(group, self._engine.narrowest), [prompt.place for prompt in group])
             for prompt in group:
                 self._slots.prefilled(prompt.slot, len(prompt.tokens))
 

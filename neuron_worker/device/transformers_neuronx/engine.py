@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import DeviceError, DeviceLost, DoesNotFit, LoadError
 from .artifacts import Artifacts, logger
-from .prompts import Call
+from .prompts import NARROWEST, NARROWEST_WITH_EAGLE, Call
 
 PADDING = -1
 """Outside any vocabulary: the library replaces genuine tokens that equal its padding."""
@@ -22,6 +22,7 @@ PADDING = -1
 
 class Engine(Protocol):
     num_tokens: int  # most that a row gains in a decode
+    narrowest: int  # columns that a call of prompts has at least
 
     def read(self, call: Call) -> Tensor:
         """Logits [n, vocabulary], or tokens [n, 1]."""
@@ -35,6 +36,7 @@ class Engine(Protocol):
 
 class PlainEngine:
     num_tokens = 1
+    narrowest = NARROWEST
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -57,9 +59,10 @@ class PlainEngine:
 class FusedEngine:
     """Draft and target in one graph: a row gains 1 to k+1 tokens."""
 
-    def __init__(self, decoder: Any, num_drafts: int) -> None:
+    def __init__(self, decoder: Any, num_drafts: int, *, is_eagle: bool) -> None:
         self._decoder = decoder
         self.num_tokens = num_drafts + 1
+        self.narrowest = NARROWEST_WITH_EAGLE if is_eagle else NARROWEST
 
     def read(self, call: Call) -> Tensor:
         return self._run(call)

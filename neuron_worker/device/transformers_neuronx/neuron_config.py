@@ -61,11 +61,11 @@ def weight_tiling_obstacle(hidden_size: int) -> str | None:
     return None
 
 
-def values(options: DeviceOptions, hidden_size: int, role: Role = "alone") -> Values:
+def values(options: DeviceOptions, hidden_size: int, role: Role = "alone", layout: str = "BSH") -> Values:
     """Every field that is set, as plain data. A draft has the defaults alone, as the classic server's has."""
     given = {} if role in ("draft", "eagle_draft") else dict(options.neuron_config)
     _refuse(given, options.max_num_seqs)
-    merged: Values = {"attention_layout": "BSH", "collectives_layout": "BSH", "fuse_qkv": True, **_ROLES[role]}
+    merged: Values = {"attention_layout": layout, "collectives_layout": layout, "fuse_qkv": True, **_ROLES[role]}
     merged["continuous_batching"] = {"max_num_seqs": options.max_num_seqs}
     if options.quantization is not None and role == "alone":
         merged["quant"] = {"quant_dtype": QUANT_DTYPES[options.quantization]}

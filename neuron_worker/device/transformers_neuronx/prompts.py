@@ -4,6 +4,9 @@ The library runs each prompt alone, at the bucket of the longest of its call, so
 call. A prompt of one token is given a second column: at width 1 the library takes it for a decode, which would
 overwrite the first position of every other slot. Positions of padding are 0, since the largest is taken for the last
 token. Arrays are new in every call, because the library writes to them.
+
+With an EAGLE draft the draft reads a prompt without its first token, and at width 1 the library picks rows as of a
+decode, which fails for all slots but the first: then a third column is needed.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from ..errors import DoesNotFit
 
 Int64 = NDArray[np.int64]
 NARROWEST = 2
+NARROWEST_WITH_EAGLE = 3
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ def _bucket(length: int, buckets: Sequence[int]) -> int:
     return buckets[index]
 
 
-def call_of(prompts: Sequence[Prompt]) -> Call:
-    width = max(NARROWEST, *(len(prompt.tokens) for prompt in prompts))
+def call_of(prompts: Sequence[Prompt], narrowest: int = NARROWEST) -> Call:
+    width = max(narrowest, *(len(prompt.tokens) for prompt in prompts))
     input_ids = np.zeros((len(prompts), width), np.int64)
     cache_ids = np.zeros((len(prompts), width), np.int64)
     for row, prompt in enumerate(prompts):

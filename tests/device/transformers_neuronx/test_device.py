@@ -197,6 +197,7 @@ class TestSteps:
             server.decode()
 
 
+@pytest.mark.usefixtures("stand_in_only")
 class TestGraphsOnDisk:
     def test_kept_and_found_again(self, serve: Serve, chip: Any, answers: Any, tmp_path: Path) -> None:
         for expected in (["to_neuron", "save"], ["load", "to_neuron"]):
@@ -342,6 +343,17 @@ class TestDrafts:
     ) -> None:
         server = serve(draft=model_dir("draft", **changes), num_drafts=3, sampling="device")
         assert server.generate([5, 6, 7], 20) == answers.greedy([5, 6, 7], 20, VOCABULARY)
+
+    @pytest.mark.parametrize("prompt", [[9], [9, 8], [9, 8, 7]])
+    def test_short_prompts_with_an_eagle_draft(
+        self, serve: Serve, model_dir: Callable[..., str], answers: Any, prompt: list[int]
+    ) -> None:
+        """In a slot that is not the first."""
+        server = serve(draft=model_dir("draft", is_eagle=True), num_drafts=3, sampling="device")
+        server.start([5, 6])
+        request = server.start(prompt)
+        server.decode()
+        assert request.tokens == answers.greedy(prompt, 5, VOCABULARY)
 
     def test_an_eagle_draft_is_accepted(self, serve: Serve, model_dir: Callable[..., str]) -> None:
         server = serve(draft=model_dir("draft", is_eagle=True), num_drafts=3, sampling="device")

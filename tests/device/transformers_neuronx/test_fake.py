@@ -81,12 +81,12 @@ class TestCalls:
     def test_nothing_runs_before_it_is_on_the_chip(self, library: Any, model_dir: Callable[..., str]) -> None:
         config = library.NeuronConfig(continuous_batching=library.ContinuousBatchingConfig(max_num_seqs=1))
         model = library.LlamaForSampling.from_pretrained(model_dir(), batch_size=1, neuron_config=config)
-        with pytest.raises(AttributeError):
+        with pytest.raises((AttributeError, ValueError)):  # no graph, or no weights
             read(model, [5, 6], 0)
 
     def test_a_call_without_slots_goes_to_the_first(self, make_model: Make) -> None:
         model = make_model()
-        model(tensor([[5, 6]]))
+        model(tensor([[5, 6]]), tensor([[0, 1]]))
         assert model.chip.launches[0].slots == (0,)
 
 
@@ -112,8 +112,11 @@ class TestErrors:
             make_model()(tensor([[3]]), tensor([4]), tensor([0]))
 
     def test_slots_without_positions(self, make_model: Make) -> None:
+        model = make_model()
         with pytest.raises(AttributeError):
-            make_model()(tensor([[3]]), None, tensor([0]))
+            model(tensor([[3, 4]]), None, tensor([0]))
+        with pytest.raises(TypeError):
+            model(tensor([[3]]), None, tensor([0]))
 
     def test_a_column_of_slots_in_a_prompt(self, make_model: Make) -> None:
         with pytest.raises(AssertionError, match="input shape mismatch"):
@@ -140,9 +143,10 @@ class TestErrors:
         with model.chip.launch("decode", 16, ()), pytest.raises(RuntimeError, match="two threads"):
             read(model, [5, 6], 0)
 
+    @pytest.mark.usefixtures("stand_in_only")
     def test_classes_without_continuous_batching(self, make_model: Make) -> None:
         with pytest.raises(AssertionError, match="doesn't support dynamic batching"):
-            read(make_model(family="GPT2"), [5, 6], 0)
+            read(make_model(family="Bloom"), [5, 6], 0)
 
 
 class TestDamage:
@@ -302,6 +306,7 @@ class TestConfiguration:
         with pytest.raises(FileNotFoundError, match=r"Can not find model.safetensors or pytorch_model.bin"):
             library.LlamaForSampling.from_pretrained(directory)
 
+    @pytest.mark.usefixtures("stand_in_only")
     def test_cores_that_cannot_work_as_one(self, make_model: Make) -> None:
         with pytest.raises(RuntimeError, match="Unsupported topology"):
             make_model(tp_degree=3)
@@ -317,6 +322,7 @@ class TestConfiguration:
         assert llamas[0] is not llamas[1]
 
 
+@pytest.mark.usefixtures("stand_in_only")
 class TestGraphsOnDisk:
     def load(self, library: Any, directory: str, artifacts: Path, **arguments: Any) -> Any:
         config = library.NeuronConfig(continuous_batching=library.ContinuousBatchingConfig(max_num_seqs=2))
@@ -404,12 +410,17 @@ class TestSamplingOnTheChip:
 
     @pytest.mark.parametrize(
         "changes",
-        [{"top_k": [1, 1]}, {"per_batch_line": False}, {"dynamic": False, "global_top_k": 4}],
-        ids=["too short", "lists without lines", "candidates without dynamic"],
+        [{"top_k": [1, 1]}, {"per_batch_line": False}],
+        ids=["too short", "lists without lines"],
     )
     def test_bad_lines(self, make_model: Make, library: Any, changes: dict[str, Any]) -> None:
         with pytest.raises(AssertionError):
             make_model({"on_device_generation": tables(library, **changes)})
+
+    @pytest.mark.usefixtures("stand_in_only")
+    def test_candidates_are_kept_by_dynamic_sampling_only(self, make_model: Make, library: Any) -> None:
+        with pytest.raises(AssertionError):
+            make_model({"on_device_generation": tables(library, dynamic=False)})
 
     def test_scalars_are_expanded_in_place(self, make_model: Make, library: Any) -> None:
         model = make_model({"on_device_generation": tables(library)})
@@ -446,6 +457,19 @@ class TestFusedSpeculation:
             return decoder
 
         return make
+
+    @pytest.fixture
+    def eagle(self, library: Any, make_model: Make) -> Any:
+        from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
+
+        common = {"on_device_embedding": True, "attention_layout": "BSH"}
+        models = [
+            make_model({**common, role: True, "on_device_generation": library.GenerationConfig()})
+            for role in ("is_eagle_draft", "is_eagle_target")
+        ]
+        decoder = FusedSpeculativeDecoder(*models, self.K, pad_token_id=-1)
+        decoder.to_neuron()
+        return decoder
 
     def start(self, decoder: Any, prompt: list[int], slot: int = 0) -> int:
         tokens, counts = decoder.speculative_iteration(
@@ -511,17 +535,16 @@ class TestFusedSpeculation:
         with pytest.raises(AssertionError, match="must enable on-device embedding"):
             FusedSpeculativeDecoder(make_model(), make_model())
 
-    def test_eagle_moves_the_caller_s_positions(self, library: Any, make_model: Make, answers: Any) -> None:
-        from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
+    def test_an_eagle_prompt_of_two_tokens_fails_in_all_slots_but_the_first(self, eagle: Any, answers: Any) -> None:
+        """The draft reads one token less, and at width 1 rows are picked by slot."""
+        assert self.start(eagle, [5, 6], slot=0) == answers.greedy([5, 6], 1, VOCABULARY)[0]
+        with pytest.raises(IndexError):
+            self.start(eagle, [5, 6], slot=1)
 
-        common = {"on_device_embedding": True}
-        draft = make_model({**common, "is_eagle_draft": True, "on_device_generation": library.GenerationConfig()})
-        target = make_model({**common, "is_eagle_target": True, "on_device_generation": library.GenerationConfig()})
-        decoder = FusedSpeculativeDecoder(draft, target, self.K, pad_token_id=-1)
-        decoder.to_neuron()
-        first = self.start(decoder, [5, 6])
+    def test_eagle_moves_the_caller_s_positions(self, eagle: Any, answers: Any) -> None:
+        first = self.start(eagle, [5, 6])
         positions = tensor([[2]])
-        tokens, _ = decoder.speculative_iteration(tensor([[first]]), positions, tensor([0]))
+        tokens, _ = eagle.speculative_iteration(tensor([[first]]), positions, tensor([0]))
         assert positions.tolist() == [[1]]
         assert [first, *tokens[0].tolist()] == answers.greedy([5, 6], 5, VOCABULARY)
 

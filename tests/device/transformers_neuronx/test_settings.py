@@ -34,6 +34,11 @@ class TestNeuronConfig:
             "continuous_batching": {"max_num_seqs": 3},
         }
 
+    def test_mixtral_has_the_other_layout(self) -> None:
+        """Its class refuses the classic server's."""
+        found = neuron_config.values(OPTIONS, hidden_size=128, layout="HSB")
+        assert (found["attention_layout"], found["collectives_layout"]) == ("HSB", "HSB")
+
     def test_the_user_s_fields_come_on_top(self) -> None:
         asked = {"fuse_qkv": False, "attention_layout": "HSB", "sequence_parallel_norm": True}
         assert {name: value for name, value in fields(neuron_config=asked).items() if name in asked} == asked

@@ -12,7 +12,7 @@ paged caches, speculation on the host, trees.
 from . import testing
 from .config import ContinuousBatchingConfig, GenerationConfig, NeuronConfig, QuantizationConfig
 from .constants import GQA, Layout
-from .gpt2.model import GPT2ForSampling, GPT2ForSamplingWithContextBroadcasting
+from .gpt2.model import GPT2ForSamplingWithContextBroadcasting
 from .llama.model import LlamaForSampling
 from .mistral.model import MistralForSampling
 from .mixtral.model import MixtralForSampling
@@ -31,7 +31,6 @@ __all__ = [
     "GQA",
     "BloomForSampling",
     "ContinuousBatchingConfig",
-    "GPT2ForSampling",
     "GPT2ForSamplingWithContextBroadcasting",
     "GPTJForSampling",
     "GPTNeoXForSampling",

@@ -242,10 +242,8 @@ class NeuronModelBase:
         num_rows, width = input_ids.shape
         if start_ids is None:  # taken for a static batch, which starts at the first slot
             start_ids = torch.zeros(num_rows, dtype=torch.int32)
-            cache_ids = torch.arange(width).expand(num_rows, width) if cache_ids is None else cache_ids
-        first = cache_ids.flatten()[0].item()
         is_eagle = self.neuron_config.is_eagle_draft or self.neuron_config.is_eagle_target
-        if first == 0 and (width > 1 or is_eagle):
+        if (width > 1 or is_eagle) and cache_ids.flatten()[0].item() == 0:
             return self._prefill(input_ids, cache_ids, start_ids, prev_hidden)
         if width > 1:
             return self._verify(input_ids, cache_ids)
@@ -274,6 +272,8 @@ class NeuronModelBase:
             with self.chip.launch("prefill", size, [int(slot)]):
                 ends.append(self._prefill_row(int(slot), tokens.tolist(), int(last[row]) + 1))
         tokens_or_logits = self._results([digests[-1] for digests in ends], start_ids.flatten().tolist())
+        if width == 1:  # an EAGLE model's prompt, but its rows are picked by slot as if it were a decode
+            tokens_or_logits = tokens_or_logits[start_ids.to(torch.long)]
         if self.neuron_config.is_eagle_target:
             return tokens_or_logits, self._hidden(ends, size)
         return tokens_or_logits
