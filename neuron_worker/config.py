@@ -71,6 +71,7 @@ class NeuronConfig:
     prefix_caching: bool
     sampling: str  # "device": what the device can draw itself stays there; "host": all logits to vLLM's sampler
     threads: int | None
+    artifacts: str | None  # directory of compiled graphs
     device_python: str | None
     device_timeout: int | None  # seconds a step may take there
     step_tokens: int | None  # the user's --max-num-batched-tokens
@@ -79,6 +80,15 @@ class NeuronConfig:
     @property
     def capabilities(self) -> Capabilities:
         return registry.capabilities(self.backend)
+
+    @property
+    def samples_by_its_own_rule(self) -> bool:
+        """Whether tokens are drawn by a sampler that was compiled into the device."""
+        return self.capabilities.sampling == "fixed" and self.sampling == "device"
+
+    @property
+    def is_greedy_compiled_in(self) -> bool:
+        return not self.overrides.get("on_device_generation", {}).get("do_sample", True)
 
     @property
     def one_block_per_sequence(self) -> bool:
@@ -118,6 +128,8 @@ class NeuronConfig:
             tensor_parallel_size=self.tensor_parallel_size,
             neuron_config=dict(self.overrides),
             threads=self.threads,
+            sampling=self.sampling,
+            artifacts=self.artifacts,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def leftovers(environ: Mapping[str, str]) -> list[str]:
     if environ.get(V1_KEY, "1").strip() not in ("", "1"):
         notes.append(f"{V1_KEY}={environ[V1_KEY]} is ignored: this vLLM has its V1 engine only")
     if environ.get(ARTIFACTS_KEY):
-        notes.append(f"{ARTIFACTS_KEY} is ignored: compiled artifacts are kept by the device's own cache")
+        notes.append(f"{ARTIFACTS_KEY} is ignored: --neuronserve.artifacts DIRECTORY keeps compiled graphs")
     framework = environ.get(FRAMEWORK_KEY, "").strip()
     if framework and framework.lower() not in FRAMEWORKS:
         notes.append(f"{FRAMEWORK_KEY}={framework} is ignored: the frameworks are {' and '.join(FRAMEWORKS)}")

@@ -42,12 +42,19 @@ OPTIONS = (
         "sampling",
         one_of("auto", "device", "host"),
         "auto",
-        "Where tokens are drawn: auto lets the device draw what it can; host sends all logits to vLLM's sampler.",
+        "Where tokens are drawn. device: there, as far as it can; host: all logits go to vLLM's sampler; auto: the "
+        "device where a request may still choose (cpu), the host where the choice would be compiled in (chips).",
     ),
     Option("threads", positive, None, "Threads of the cpu device; by default every core the process may use."),
+    Option("artifacts", text, None, "Directory where a chip's compiled graphs are kept between starts."),
     Option("device_python", text, None, "Python interpreter that runs the device in another environment."),
     Option("device_timeout", positive, None, "Seconds until a step there counts as hung; by default two minutes."),
 )
+
+OTHER_VARIABLES = {
+    "NEURONSERVE_CPU_ISA": "Kernels of the cpu device: avx512, avx2 or base; by default the best this processor has.",
+}
+"""Read by a backend itself, wherever it runs: no options, and nothing to warn about."""
 
 _BY_KEY = {option.key: option for option in OPTIONS}
 
@@ -71,7 +78,7 @@ def _value(option: Option, given: Mapping[str, object], environ: Mapping[str, st
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    known = {option.variable for option in OPTIONS}
+    known = {*(option.variable for option in OPTIONS), *OTHER_VARIABLES}
     return [
         f"{name} is set but is no option of this version{near(name, known)}"
         for name in sorted(environ)

@@ -14,6 +14,7 @@ from . import legacy_args
 from .config import NeuronConfig
 from .device.base import Capabilities
 from .errors import ConfigError
+from .parameters import NEED_LOGITS, NEED_OUR_RULE, asked
 
 _V2_KEY = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -79,12 +80,13 @@ _REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 
 def check_request(inputs: Mapping[str, Any], params: Any, config: NeuronConfig) -> None:
-    """Refuse at the door, so that every accepted request can finish."""
+    """Refuse at the door, so that every accepted request can finish: a step that fails ends its neighbours too."""
     tokens = inputs.get("prompt_token_ids") or ()
     _check_vocabulary(tokens, config.vocab_size)
     _check_length(len(tokens), config)
-    if config.capabilities.sampling == "fixed" and config.sampling == "device":
-        check_sampling(params, config.capabilities)
+    _check_prompt_scores(params, config.capabilities)
+    if config.samples_by_its_own_rule:
+        check_sampling(params, config.capabilities, is_greedy=config.is_greedy_compiled_in)
 
 
 def _check_vocabulary(tokens: Any, vocab_size: int) -> None:
@@ -104,26 +106,31 @@ def _check_length(length: int, config: NeuronConfig) -> None:
         )
 
 
-_HOST_ONLY: Mapping[str, object] = {
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "seed": None,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": None,
-    "structured_outputs": None,
-}
-"""Sampling parameters that need logits on the host, and their values when nobody asks."""
+def _check_prompt_scores(params: Any, capabilities: Capabilities) -> None:
+    value = getattr(params, "prompt_logprobs", None)
+    if value is not None and not capabilities.prompt_logprobs:
+        raise ValueError(
+            f"prompt_logprobs={value!r} (or echo with logprobs): the {capabilities.name} device has the logits of a "
+            "prompt's last token alone; leave it out"
+        )
 
 
-def check_sampling(params: Any, capabilities: Capabilities) -> None:
-    """On a device that draws tokens by rules compiled into it."""
-    for name, absent in _HOST_ONLY.items():
-        value = getattr(params, name, absent)
-        if value is not None and value != absent:
-            raise ValueError(
-                f"{name}={value!r} needs logits on the host, but sampling is compiled into the {capabilities.name} "
-                "device; leave it out, or start the server with --neuronserve.sampling host"
-            )
+def check_sampling(params: Any, capabilities: Capabilities, *, is_greedy: bool = False) -> None:
+    """On a device that draws tokens by rules compiled into it. `is_greedy`: it can do nothing else."""
+    remedy = "or start the server with --neuronserve.sampling host"
+    if found := asked(params, {**NEED_LOGITS, **NEED_OUR_RULE}):
+        what = ", ".join(f"{name}={value!r}" for name, value in found.items())
+        raise ValueError(
+            f"{what} needs logits on the host, but sampling is compiled into the {capabilities.name} device; "
+            f"leave it out, {remedy}"
+        )
+    if capabilities.max_top_k is not None and params.top_k > capabilities.max_top_k:
+        raise ValueError(
+            f"top_k={params.top_k}: the {capabilities.name} device keeps at most {capabilities.max_top_k} candidates; "
+            f"ask for fewer, {remedy}"
+        )
+    if is_greedy and params.temperature > 0 and params.top_k != 1:
+        raise ValueError(
+            f"temperature={params.temperature}: greedy decoding is compiled into the {capabilities.name} device; "
+            "send 0, or start the server without override_neuron_config.on_device_generation"
+        )

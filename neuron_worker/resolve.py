@@ -101,9 +101,9 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
     notes += note
     capabilities = _capabilities(backend)
     spec = _spec(request.model_dir)
-    length = request.max_model_len or spec.max_positions
+    length = _length(request.max_model_len, spec)
     block_size = _block_size(request.block_size, length, capabilities, notes)
-    chunk, chunked = _chunks(request, values, length, capabilities, env, warnings)
+    chunk, chunked = _chunks(request, values, length, capabilities, env, notes, warnings)
     config = NeuronConfig(
         backend=backend,
         max_num_seqs=request.max_num_seqs or capabilities.default_max_num_seqs,
@@ -119,14 +119,16 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
         token_generation_buckets=env.token_generation_buckets,
         chunked_prefill=chunked,
         prefix_caching=_prefix_caching(request, block_size == length, capabilities, notes),
-        sampling=_sampling(values, env, capabilities),
+        sampling=_sampling(values, override, env, capabilities),
         threads=_optional_int(values["threads"]),
+        artifacts=_optional_text(values["artifacts"]),
         device_python=_optional_text(values["device_python"]),
         device_timeout=_optional_int(values["device_timeout"]),
         step_tokens=request.max_num_batched_tokens,
         overrides=override,
     )
     plan = _plan(config)
+    notes += _without_effect(config)
     _check_override(config, spec, notes, warnings)
     return Resolution(config, plan, spec, tuple(notes), tuple(warnings))
 
@@ -166,6 +168,16 @@ def _spec(model_dir: str) -> ModelSpec:
         raise ConfigError(str(error)) from None
 
 
+def _length(asked: int | None, spec: ModelSpec) -> int:
+    """vLLM knows when a rotary model may go beyond its training; a learned table of positions ends where it ends."""
+    if asked is not None and spec.rope is None and asked > spec.max_positions:
+        raise ConfigError(
+            f"--max-model-len {asked}: {spec.architecture} here has learned positions for {spec.max_positions} tokens; "
+            f"use --max-model-len {spec.max_positions} or less"
+        )
+    return asked or spec.max_positions
+
+
 def _block_size(asked: int | None, length: int, capabilities: Capabilities, notes: list[str]) -> int:
     if capabilities.kv_layout == "slots":
         if asked not in (None, length):
@@ -191,24 +203,42 @@ def _chunks(
     length: int,
     capabilities: Capabilities,
     env: Environment,
+    notes: list[str],
     warnings: list[str],
 ) -> tuple[int | None, bool]:
     """(tokens of a chunk that were asked for, whether prompts may be split)."""
-    chunk = _optional_int(values["chunk_tokens"])
+    chunk, budget = _optional_int(values["chunk_tokens"]), request.max_num_batched_tokens
     if not capabilities.splits_prompts:
+        given = {"--max-num-batched-tokens": budget, "--enable-chunked-prefill": request.enable_chunked_prefill}
+        notes += [
+            f"{flag} has no effect: the {capabilities.name} device takes prompts whole"
+            for flag, value in given.items()
+            if value
+        ]
         return chunk, False
-    whole = request.enable_chunked_prefill is False
-    if whole and env.context_buckets and env.context_buckets[-1] < length:
-        warnings.append(
-            f"--no-enable-chunked-prefill: prompts above {env.context_buckets[-1]} tokens, the largest context "
-            "bucket, still go in chunks"
-        )
-        whole = False
-    if whole:
+    if request.enable_chunked_prefill is False and not _has_narrow_buckets(env, length, warnings):
+        if chunk is not None:
+            notes.append(f"chunk_tokens={chunk} has no effect with --no-enable-chunked-prefill")
         return length, False
-    if request.max_num_batched_tokens is not None:
-        chunk = min(request.max_num_batched_tokens, chunk or _default_chunk(capabilities, env))
-    return chunk, True
+    if budget is None:
+        return chunk, True
+    chunk = chunk or _default_chunk(capabilities, env)
+    if budget > chunk + (request.max_num_seqs or capabilities.default_max_num_seqs):
+        notes.append(
+            f"--max-num-batched-tokens {budget}: a step holds every decode row and at most {chunk} prompt tokens; "
+            f"--neuronserve.chunk_tokens {budget} raises that"
+        )
+    return min(budget, chunk), True
+
+
+def _has_narrow_buckets(env: Environment, length: int, warnings: list[str]) -> bool:
+    if not env.context_buckets or env.context_buckets[-1] >= length:
+        return False
+    warnings.append(
+        f"--no-enable-chunked-prefill: prompts above {env.context_buckets[-1]} tokens, the largest context "
+        "bucket, still go in chunks"
+    )
+    return True
 
 
 def _default_chunk(capabilities: Capabilities, env: Environment) -> int:
@@ -284,11 +314,38 @@ def _asked_quantization(
     return None
 
 
-def _sampling(values: Mapping[str, object], env: Environment, capabilities: Capabilities) -> str:
-    if values["sampling"] != "auto":
-        return str(values["sampling"])
+def _sampling(
+    values: Mapping[str, object], override: Mapping[str, Any], env: Environment, capabilities: Capabilities
+) -> str:
+    asked = str(values["sampling"])
+    if capabilities.sampling == "fixed" and "on_device_generation" in override:
+        if asked == "host" or (asked == "auto" and env.host_sampling):
+            key = "neuronserve.sampling=host" if asked == "host" else f"{environment.HOST_SAMPLING_KEY}=1"
+            raise ConfigError(
+                f"{overrides.KEY}.on_device_generation compiles sampling into the device, and {key} asks for logits: "
+                "leave one of them out"
+            )
+        return "device"
+    if asked != "auto":
+        return asked
     # Rules that are compiled in cannot give logprobs, seeds or grammars: the host can.
     return "host" if env.host_sampling or capabilities.sampling == "fixed" else "device"
+
+
+def _without_effect(config: NeuronConfig) -> list[str]:
+    """Options that were given and that nothing here looks at."""
+    on_chip = config.capabilities.on_chip
+    rules = (
+        (config.quantize_head and config.quantization is None, "quantize_head", "weights are not int8"),
+        (config.threads is not None and on_chip, "threads", f"the {config.backend} device computes on its cores"),
+        (config.artifacts is not None and not on_chip, "artifacts", f"the {config.backend} device compiles no graphs"),
+        (
+            config.device_timeout is not None and config.device_python is None,
+            "device_timeout",
+            "without device_python the device is in the server's own process",
+        ),
+    )
+    return [f"{key} has no effect: {why}" for given, key, why in rules if given]
 
 
 def _plan(config: NeuronConfig) -> Plan:

@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from neuronserve.neuron_worker.device.base import Capabilities, Float32, Want
 from neuronserve.neuron_worker.drawing import Draws, InverseDraw
+from neuronserve.neuron_worker.parameters import NEED_LOGITS, asked
 from neuronserve.neuron_worker.state import Ending, LiveRequest
 
 if TYPE_CHECKING:
@@ -42,28 +43,11 @@ class Decider:
 
     def __call__(self, params: SamplingParams) -> Ending:
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
-        if not self._on_device or top_k > self._max_top_k or needs_logits(params):
+        if not self._on_device or top_k > self._max_top_k or asked(params, NEED_LOGITS):
             return Ending(Want.LOGITS, seed=params.seed)
         if params.sampling_type == SamplingType.GREEDY:
             return Ending(Want.TOKEN)
         return Ending(Want.TOKEN, params.temperature, top_k, params.top_p, params.min_p, params.seed)
-
-
-def needs_logits(params: SamplingParams) -> bool:
-    """Whether a request asks for more than temperature, top_k, top_p, min_p and a seed."""
-    return bool(
-        params.logprobs is not None
-        or params.logprob_token_ids
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-        or params.min_tokens
-        or params.logit_bias
-        or params.allowed_token_ids
-        or params.bad_words
-        or params.structured_outputs is not None
-        or params.thinking_token_budget is not None
-    )
 
 
 class HostSample(NamedTuple):

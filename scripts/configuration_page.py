@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from neuronserve.neuron_worker import environment, options, overrides
+from neuronserve.neuron_worker import environment, memory, options, overrides
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -23,9 +23,8 @@ anything below is one error that names it.
 
 ## Our options
 
-On the command line `--additional-config.neuronserve.<key> value`, in Python
-`additional_config={"neuronserve": {"<key>": value}}`, in the shell the variable. The command line wins over the
-shell, the shell over the default.
+On the command line `--neuronserve.<key> value`, in Python `additional_config={"neuronserve": {"<key>": value}}`, in
+the shell the variable. The command line wins over the shell, the shell over the default.
 
 | key | variable | default | meaning |
 | --- | --- | --- | --- |
@@ -44,6 +43,12 @@ CLASSIC = f"""
 | `{environment.HOST_SAMPLING_KEY}` | `1`: all logits go to vLLM's sampler |
 | `{environment.FRAMEWORK_KEY}` | chooses the chip's backend: {_FRAMEWORKS} |
 | `{environment.ARTIFACTS_KEY}`, `{environment.V1_KEY}` | answered by one log line, otherwise without effect |
+
+## Other variables
+
+| variable | meaning |
+| --- | --- |
+| `{memory.VARIABLE}` | GiB of key-value cache on the `cpu` device, after `--kv-cache-memory-bytes` |
 """
 
 OVERRIDES = """
@@ -59,7 +64,7 @@ on a chip and a warning elsewhere; fields the device in use does not look at are
 
 
 def page() -> str:
-    return INTRODUCTION + _options() + CLASSIC + OVERRIDES + "".join(_fields(overrides.FIELDS))
+    return INTRODUCTION + _options() + CLASSIC + _others() + OVERRIDES + "".join(_fields(overrides.FIELDS))
 
 
 def _options() -> str:
@@ -67,6 +72,10 @@ def _options() -> str:
         f"| `{option.key}` | `{option.variable}` | {_default(option.default)} | {option.help} |\n"
         for option in options.OPTIONS
     )
+
+
+def _others() -> str:
+    return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in options.OTHER_VARIABLES.items())
 
 
 def _default(value: object) -> str:

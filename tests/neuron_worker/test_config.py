@@ -23,6 +23,15 @@ def resolved(directory: Path | str, environ: dict[str, str] | None = None, **ask
     return resolve(ServeRequest(str(directory), options=options, **request), environ or {})
 
 
+def test_learned_positions_end_where_their_table_ends(tmp_path: Path) -> None:
+    config = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 1024, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], **config}))
+
+    with pytest.raises(ConfigError, match=r"--max-model-len 2048: .* 1024 tokens; use --max-model-len 1024 or less"):
+        resolved(tmp_path)
+    assert resolved(tmp_path, max_model_len=None).config.max_model_len == 1024
+
+
 def test_it_travels_as_json(tiny: str) -> None:
     config = resolved(
         tiny, {"NEURON_CONTEXT_LENGTH_BUCKETS": "128,512"}, override={"fuse_qkv": "True"}, tensor_parallel_size=32
@@ -125,6 +134,43 @@ def test_too_many_shapes_are_refused(tiny: str) -> None:
 )
 def test_the_chunk_follows_what_was_asked(tiny: str, asked: dict[str, Any], chunk: int) -> None:
     assert resolved(tiny, **asked).config.plan.chunk_tokens == chunk
+
+
+def test_a_budget_above_what_a_step_holds_is_one_line(tiny: str) -> None:
+    [note] = resolved(tiny, max_num_batched_tokens=8192).notes
+
+    assert note.startswith("--max-num-batched-tokens 8192: a step holds every decode row and at most 256 prompt tokens")
+    assert resolved(tiny, max_num_batched_tokens=260).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "start"),
+    [
+        ({"max_num_batched_tokens": 4096}, "--max-num-batched-tokens has no effect: the arithmetic-slots device"),
+        ({"enable_chunked_prefill": True}, "--enable-chunked-prefill has no effect: the arithmetic-slots device"),
+    ],
+)
+def test_flags_about_splitting_where_prompts_go_whole(tiny: str, asked: dict[str, Any], start: str) -> None:
+    [note] = resolved(tiny, options={"backend": "arithmetic-slots"}, **asked).notes
+
+    assert note.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"chunk_tokens": 64}, {"enable_chunked_prefill": False}),
+        ({"quantize_head": True}, {}),
+        ({"artifacts": "/somewhere"}, {}),
+        ({"device_timeout": 9}, {}),
+        ({"threads": 1, "backend": "transformers-neuronx"}, {}),
+    ],
+)
+def test_an_option_without_effect_is_one_line(tiny: str, options: dict[str, Any], asked: dict[str, Any]) -> None:
+    [note] = resolved(tiny, options=options, **asked).notes
+
+    assert note.startswith(next(iter(options)))
+    assert "has no effect" in note
 
 
 def test_a_step_holds_a_chunk_and_every_decode_row(tiny: str) -> None:
@@ -309,7 +355,7 @@ def test_the_device_gets_everything_it_loads_with(tiny: str) -> None:
         tensor_parallel_size=2,
         block_size=32,
         override={"fuse_qkv": True},
-        options={"quantize_head": True, "threads": 1},
+        options={"quantize_head": True, "threads": 1, "sampling": "device", "artifacts": "/somewhere"},
     ).config
 
     options = config.device_options()
@@ -317,6 +363,7 @@ def test_the_device_gets_everything_it_loads_with(tiny: str) -> None:
     assert (options.max_num_seqs, options.max_model_len, options.block_size) == (4, LENGTH, 32)
     assert (options.dtype, options.quantization, options.quantize_head) == ("bfloat16", "int8", True)
     assert (options.tensor_parallel_size, options.threads, options.neuron_config) == (2, 1, {"fuse_qkv": True})
+    assert (options.sampling, options.artifacts) == ("device", "/somewhere")
 
 
 # -- on a chip what does not fit is an error
@@ -352,3 +399,26 @@ def test_sampling_that_would_be_compiled_in_is_the_hosts_by_default(
     tiny: str, asked: dict[str, str], sampling: str
 ) -> None:
     assert resolved(tiny, options={**CHIP, **asked}).config.sampling == sampling
+
+
+def test_an_override_that_compiles_sampling_in_decides_it(tiny: str) -> None:
+    override = {"on_device_generation": {"do_sample": False}}
+
+    config = resolved(tiny, override=override, options=CHIP).config
+
+    assert (config.sampling, config.is_greedy_compiled_in) == ("device", True)
+    assert resolved(tiny, override=override).config.sampling == "device"  # its own choice: not a chip
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "key"),
+    [
+        ({}, {"sampling": "host"}, "neuronserve.sampling=host"),
+        ({"NEURON_ON_DEVICE_SAMPLING_DISABLED": "1"}, {}, "NEURON_ON_DEVICE_SAMPLING_DISABLED=1"),
+    ],
+)
+def test_sampling_asked_for_in_both_places(
+    tiny: str, environ: dict[str, str], options: dict[str, str], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"on_device_generation .* {key} asks for logits: leave one"):
+        resolved(tiny, environ, override={"on_device_generation": {}}, options={**CHIP, **options})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from neuronserve.neuron_worker.device.cpu.library import ISA_VARIABLE
 from neuronserve.neuron_worker.errors import ConfigError
-from neuronserve.neuron_worker.options import OPTIONS, read
+from neuronserve.neuron_worker.options import OPTIONS, OTHER_VARIABLES, read
 
 
 def test_defaults_come_from_the_table() -> None:
@@ -43,6 +44,11 @@ def test_an_unknown_variable_is_one_warning() -> None:
 
     assert len(warnings) == 1
     assert "did you mean NEURONSERVE_CHUNK_TOKENS?" in warnings[0]
+
+
+def test_a_variable_of_the_devices_own_is_known() -> None:
+    assert set(OTHER_VARIABLES) == {ISA_VARIABLE}
+    assert read({}, {ISA_VARIABLE: "avx2"})[1] == []
 
 
 @pytest.mark.parametrize(

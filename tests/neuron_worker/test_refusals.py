@@ -29,6 +29,11 @@ class Params:
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     structured_outputs: object = None
+    min_tokens: int = 0
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    temperature: float = 1.0
+    top_k: int = 0
 
 
 def config(model: str, backend: str = "arithmetic", environ: dict[str, str] | None = None) -> NeuronConfig:
@@ -90,7 +95,9 @@ COMPILED_IN = Capabilities(
     ("asked", "name"),
     [
         ({"logprobs": 0}, "logprobs"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"bad_words": ["no"]}, "bad_words"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"seed": 0}, "seed"),
         ({"min_p": 0.1}, "min_p"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
@@ -103,5 +110,25 @@ def test_what_needs_logits_where_sampling_is_compiled_in(asked: dict[str, Any], 
         check_sampling(Params(**asked), COMPILED_IN)
 
 
+def test_more_candidates_than_it_keeps() -> None:
+    check_sampling(Params(top_k=256), COMPILED_IN)
+    with pytest.raises(ValueError, match="top_k=257: the chip device keeps at most 256 candidates; ask for fewer"):
+        check_sampling(Params(top_k=257), COMPILED_IN)
+
+
+def test_a_temperature_where_only_greedy_is_compiled_in() -> None:
+    check_sampling(Params(temperature=0), COMPILED_IN, is_greedy=True)
+    check_sampling(Params(top_k=1), COMPILED_IN, is_greedy=True)
+    with pytest.raises(ValueError, match=r"temperature=0\.5: greedy decoding is compiled into the chip device; send 0"):
+        check_sampling(Params(temperature=0.5), COMPILED_IN, is_greedy=True)
+
+
 def test_what_such_a_device_draws_itself_passes() -> None:
-    check_sampling(Params(), COMPILED_IN)
+    check_sampling(Params(bad_words=[], logit_bias={}), COMPILED_IN)
+
+
+def test_scores_of_a_prompt_where_the_device_has_none(tiny: str) -> None:
+    """Such a step would fail, and end the requests beside it."""
+    with pytest.raises(ValueError, match=r"prompt_logprobs=0 .* the transformers-neuronx device .* leave it out"):
+        check_request(prompt(5), Params(prompt_logprobs=0), config(tiny, "transformers-neuronx"))
+    check_request(prompt(5), Params(prompt_logprobs=0), config(tiny))

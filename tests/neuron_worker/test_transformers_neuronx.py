@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from .engine import Engine, greedy
 from .tiny_model import VOCAB_SIZE, tiny_model
@@ -96,11 +97,29 @@ def test_log_probabilities_from_the_host(engine: Engine, answers: Any) -> None:
     assert [max(step, key=lambda id: step[id].logprob) for step in output.logprobs] == list(output.token_ids)
 
 
-def test_sampling_compiled_into_the_device(answers: Any, make_engine: Make, tmp_path: Path) -> None:
-    override = {"on_device_generation": {"do_sample": True}}
-    engine = start(tmp_path, {"sampling": "device"}, max_num_seqs=2, override_neuron_config=override)
+def test_scores_of_a_prompt_are_refused_before_they_end_a_neighbour(engine: Engine, answers: Any) -> None:
+    engine.add("stays", [5, 6, 7], greedy(6))
+    engine.step(2)
+    with pytest.raises(VLLMValidationError, match="prompt_logprobs=1"):
+        engine.add("asks", [8, 9], greedy(2, prompt_logprobs=1))
+    engine.finish()
+    assert engine.tokens["stays"] == answers.greedy([5, 6, 7], 6, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"sampling": "device"}, {}),
+        ({"sampling": "auto"}, {"override_neuron_config": {"on_device_generation": {"do_sample": True}}}),
+    ],
+    ids=["option", "override"],
+)
+def test_sampling_compiled_into_the_device(
+    options: dict[str, Any], arguments: dict[str, Any], answers: Any, tmp_path: Path
+) -> None:
+    engine = start(tmp_path, options, max_num_seqs=2, **arguments)
     outputs = engine.generate([[3, 4], [5, 6, 7], [9]], [greedy(6), greedy(6, temperature=0.7, top_k=1), greedy(6)])
     expected = [answers.greedy(prompt, 6, VOCAB_SIZE) for prompt in ([3, 4], [5, 6, 7], [9])]
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
-    with pytest.raises(ValueError, match="seed=5 needs logits on the host"):
+    with pytest.raises(VLLMValidationError, match="seed=5 needs logits on the host"):
         engine.one([3, 4], greedy(6, temperature=1.0, seed=5))
