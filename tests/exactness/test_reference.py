@@ -54,3 +54,11 @@ def test_a_sequence_is_computed_once() -> None:
     fixed = Fixed(torch.eye(2))
     fixed.check([([7], [0, 1]), ([7], [0, 1]), ([7], [0])])
     assert fixed.passes == 1
+
+
+def test_the_first_token_is_known_from_what_was_checked() -> None:
+    fixed = Fixed(torch.eye(2))
+    assert fixed.first_token([7]) == 0
+    fixed.check([([7], [0, 1])])
+    assert fixed.first_token([7]) == 0
+    assert fixed.passes == 2

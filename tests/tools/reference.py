@@ -64,6 +64,11 @@ class Reference:
         with torch.inference_mode():
             return self._model(ids, logits_to_keep=len(tokens)).logits[0]
 
+    def first_token(self, prompt: Sequence[int]) -> int:
+        """The greedy choice behind the prompt."""
+        known = self._longest.get(tuple(prompt))
+        return known[0] if known else int(self.logits(prompt, [0])[0].argmax())
+
     def mismatch(self, prompt: Sequence[int], tokens: Sequence[int]) -> Mismatch | None:
         key, ours = tuple(prompt), tuple(tokens)
         known = self._longest.get(key, ())
