@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +30,7 @@ from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.neuron_worker.resolve import Resolution, resolve
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.inputs import EngineInput
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
@@ -134,8 +134,8 @@ class NeuronPlatform(Platform):
             resolution = resolve(_request(vllm_config, extra), os.environ)
             resolved = {RESOLVED_KEY: resolution.config.to_json()}
             vllm_config.additional_config = {**extra, OPTIONS_KEY: {**ours, **resolved}}
-            if vllm_config.parallel_config._api_process_rank <= 0:  # the first of several API servers speaks for all
-                _announce(resolution)
+            if _speaks(vllm_config.parallel_config):
+                _announce(resolution, refusals.without_effect(vllm_config))
         config = NeuronConfig.of(vllm_config)
         _apply(config, vllm_config)
         cls.serving = config
@@ -178,10 +178,15 @@ def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
     )
 
 
-def _announce(resolution: Resolution) -> None:
+def _speaks(parallel: ParallelConfig) -> bool:
+    """Of several API servers none: the process that starts them resolves the configuration first."""
+    return parallel._api_process_rank == (0 if parallel._api_process_count == 1 else -1)
+
+
+def _announce(resolution: Resolution, without_effect: Sequence[str]) -> None:
     for warning in resolution.warnings:
         logger.warning("%s", warning)
-    for note in resolution.notes:
+    for note in (*resolution.notes, *without_effect):
         logger.info("%s", note)
     if logger.isEnabledFor(logging.INFO):
         print(resolution.report, file=sys.stderr, flush=True)  # a table: a log's prefix on every line would bury it

@@ -76,7 +76,49 @@ _REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         lambda config: config.model_config.enable_prompt_embeds,
         "--enable-prompt-embeds is not supported: send text or token ids",
     ),
+    (
+        lambda config: config.load_config.load_format not in ("auto", "hf", "safetensors"),
+        "--load-format: the device reads the model's safetensors and nothing else, no random (dummy) weights either; "
+        "leave it out",
+    ),
+    (
+        lambda config: config.model_config.hf_config_path is not None,
+        "--hf-config-path is not supported: the device reads the config.json beside the weights",
+    ),
+    (
+        lambda config: (
+            config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.prefetch.offload_group_size
+        ),
+        "--cpu-offload-gb and --offload-group-size are not supported: the device keeps all weights; leave them out",
+    ),
+    (
+        lambda config: config.parallel_config.worker_cls != "auto",
+        "--worker-cls is not supported: this plugin has its own worker; --worker-extension-cls may add to it",
+    ),
+    (
+        lambda config: config.scheduler_config.scheduler_cls is not None,
+        "--scheduler-cls is not supported: this plugin has its own scheduler; leave it out",
+    ),
+    (
+        lambda config: config.watermark_config is not None,
+        "--watermark-config is not supported: vLLM has it in its V2 model runner alone; leave it out",
+    ),
 )
+
+
+def without_effect(vllm_config: Any) -> list[str]:
+    """One line for each flag that is accepted and changes nothing."""
+    found = (
+        (
+            vllm_config.model_config.enforce_eager,
+            "--enforce-eager has no effect: the device runs static graphs, prepared before the first request",
+        ),
+        (
+            vllm_config.attention_config.backend is not None,
+            "--attention-backend has no effect: attention is the device's own",
+        ),
+    )
+    return [line for given, line in found if given]
 
 
 def check_request(inputs: Mapping[str, Any], params: Any, config: NeuronConfig) -> None:

@@ -107,9 +107,10 @@ class Runner:
             self.device.copy_blocks([(c.src_block_id, c.dst_block_id) for c in scheduled.kv_cache_block_copies])
         step = ComputedStep(scheduled)
         owners = iter(rows)  # calls keep the order of the rows
-        for call in split([scheduled_row.row for scheduled_row in rows], self.plan):
+        calls = split([scheduled_row.row for scheduled_row in rows], self.plan)
+        for number, call in enumerate(calls, start=1):
             for output in self._call(call):
-                self._collect(step, next(owners), output)
+                self._collect(step, next(owners), output, is_last=number == len(calls))
         return step
 
     def _call(self, rows: Sequence[Row]) -> list[RowOutput]:
@@ -121,15 +122,16 @@ class Runner:
         self.counters.device_seconds += output.device_seconds
         return unpack(output, rows, shape)
 
-    def _collect(self, step: ComputedStep, owner: ScheduledRow, output: RowOutput) -> None:
+    def _collect(self, step: ComputedStep, owner: ScheduledRow, output: RowOutput, *, is_last: bool) -> None:
         request = owner.request
         if output.prompt_scores is not None:
             add_prompt_scores(request, owner.row.position, output.prompt_scores)
         if not owner.ends:
             step.unfinished.append(request)
         elif output.logits is not None:
-            # A copy: the device's arrays are gone with its next call.
-            step.for_host.append((request, output.logits[-1].copy()))
+            logits = output.logits[-1]
+            # The device's arrays are gone with its next call, which comes after this step is sampled or before.
+            step.for_host.append((request, logits if is_last else logits.copy()))
         else:
             step.on_device.append((request, int(output.tokens[0])))
         if owner.ends and request.scores_due:

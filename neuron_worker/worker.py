@@ -79,6 +79,10 @@ class NeuronWorker(WorkerBase):
 
     def determine_available_memory(self) -> int:
         block_bytes = self.cache_config.block_size * self.facts.bytes_per_kv_token
+        if self.backend.capabilities.kv_layout == "slots":
+            # Its graphs hold exactly so many sequences, in a memory that is not the host's. Block 0 is vLLM's own.
+            exact = (self.scheduler_config.max_num_seqs + 1) * block_bytes
+            return self.cache_config.kv_cache_memory_bytes or exact
         return cache_bytes(
             block_bytes=block_bytes,
             block_size=self.cache_config.block_size,

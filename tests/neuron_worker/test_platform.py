@@ -245,11 +245,39 @@ def test_the_plan_is_shown_before_anything_is_loaded(tiny: str, capsys: pytest.C
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size above 1"),
         ({"hf_overrides": {"rope_theta": 1.0}}, "--hf-overrides is not supported"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is not supported"),
+        ({"load_format": "dummy"}, "--load-format: the device reads the model's safetensors"),
+        ({"cpu_offload_gb": 1}, "--cpu-offload-gb and --offload-group-size are not supported"),
+        ({"offload_group_size": 2}, "--cpu-offload-gb and --offload-group-size are not supported"),
+        ({"worker_cls": "somebody.Worker"}, "--worker-cls is not supported"),
+        ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "--scheduler-cls is not supported"),
     ],
 )
 def test_refused_by_name(tiny: str, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(tiny, **asked)
+
+
+def test_another_config_json_is_refused(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--hf-config-path is not supported"):
+        configured(tiny, hf_config_path=tiny_model(tmp_path))
+
+
+def test_a_flag_that_changes_nothing_is_one_line(tiny: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="neuronserve"):
+        configured(tiny, enforce_eager=True, attention_backend="TORCH_SDPA")
+
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("--enforce-eager has no effect") for line in said) == 1
+    assert sum(line.startswith("--attention-backend has no effect") for line in said) == 1
+
+
+@pytest.mark.parametrize(("count", "rank", "speaks"), [(1, 0, True), (2, -1, True), (2, 0, False), (2, 1, False)])
+def test_one_process_speaks_for_several_api_servers(
+    tiny: str, count: int, rank: int, speaks: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configured(tiny, _api_process_count=count, _api_process_rank=rank)
+
+    assert ("memory on 1 core" in capsys.readouterr().err) is speaks
 
 
 def test_the_other_model_runner_is_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

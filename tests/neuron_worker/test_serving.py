@@ -163,6 +163,13 @@ class TestSlots:
         outputs = engine.generate(PROMPTS * 2, greedy(20))
         assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(p, 20) for p in PROMPTS] * 2
 
+    def test_there_is_one_for_each_sequence_whatever_the_host_has_free(
+        self, make_engine: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("neuronserve.neuron_worker.memory.free_bytes", lambda: 0)
+        engine = make_engine(options={"backend": "arithmetic-slots"}, max_num_seqs=3)
+        assert engine.worker.num_blocks == 1 + 3
+
     def test_a_prompt_waits_for_its_turn_not_for_the_others_to_end(self, engine: Engine) -> None:
         engine.add("a", [5, 6], greedy(30))
         engine.step(4)
