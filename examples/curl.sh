@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A running server, asked with curl. `make serve` starts one; URL and MODEL may say otherwise.
+# A running server, asked with curl; URL and MODEL say which. For the tool at the end it must know how its model
+# writes calls: make serve ARGS='--enable-auto-tool-choice --tool-call-parser hermes'
 set -euo pipefail
 URL="${URL:-http://127.0.0.1:8000}"
 MODEL="${MODEL:-SmolLM2-135M-Instruct}"
@@ -28,6 +29,11 @@ post /v1/chat/completions '{
   }}}
 }'
 
+echo '-- what the model thinks of a prompt, and how likely its own choices were'
+post /v1/completions '{
+  "model": "'"$MODEL"'", "prompt": "To be or not", "max_tokens": 2, "temperature": 0, "logprobs": 2, "prompt_logprobs": 1
+}'
+
 echo '-- the call of a tool'
 post /v1/chat/completions '{
   "model": "'"$MODEL"'", "max_tokens": 60, "temperature": 0,
@@ -37,9 +43,4 @@ post /v1/chat/completions '{
     "type": "object", "required": ["city"], "additionalProperties": false,
     "properties": {"city": {"enum": ["Porto", "Oslo"]}}
   }}}]
-}'
-
-echo '-- what the model thinks of a prompt, and how likely its own choices were'
-post /v1/completions '{
-  "model": "'"$MODEL"'", "prompt": "To be or not", "max_tokens": 2, "temperature": 0, "logprobs": 2, "prompt_logprobs": 1
 }'

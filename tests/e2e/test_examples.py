@@ -40,7 +40,7 @@ def test_chat_client(server: Server) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_curl(server: Server) -> None:
     parts = run(str(EXAMPLES / "curl.sh"), URL=server.url, MODEL=MODEL).split("-- ")[1:]
-    completion, stream, schema, tool, logprobs = parts
+    completion, stream, schema, logprobs, tool = parts
     assert '"text":" Paris' in completion
     assert stream.count("data: ") > 3
     assert stream.rstrip().endswith("data: [DONE]")
