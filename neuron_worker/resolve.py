@@ -101,7 +101,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
     notes += note
     capabilities = _capabilities(backend)
     spec = _spec(request.model_dir)
-    length = _length(request.max_model_len, spec)
+    length = _length(request.max_model_len, spec, warnings)
     block_size = _block_size(request.block_size, length, capabilities, notes)
     chunk, chunked = _chunks(request, values, length, capabilities, env, notes, warnings)
     config = NeuronConfig(
@@ -168,14 +168,14 @@ def _spec(model_dir: str) -> ModelSpec:
         raise ConfigError(str(error)) from None
 
 
-def _length(asked: int | None, spec: ModelSpec) -> int:
-    """vLLM knows when a rotary model may go beyond its training; a learned table of positions ends where it ends."""
-    if asked is not None and spec.rope is None and asked > spec.max_positions:
-        raise ConfigError(
-            f"--max-model-len {asked}: {spec.architecture} here has learned positions for {spec.max_positions} tokens; "
-            f"use --max-model-len {spec.max_positions} or less"
-        )
-    return asked or spec.max_positions
+def _length(asked: int | None, spec: ModelSpec, warnings: list[str]) -> int:
+    if asked is None or asked <= spec.longest:
+        return asked or spec.longest
+    problem = f"--max-model-len {asked}: {spec.architecture} here has positions for {spec.longest} tokens"
+    if spec.rope is None:
+        raise ConfigError(f"{problem}, a learned table; use --max-model-len {spec.longest} or less")
+    warnings.append(f"{problem}; vLLM serves beyond them only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1")
+    return asked
 
 
 def _block_size(asked: int | None, length: int, capabilities: Capabilities, notes: list[str]) -> int:

@@ -73,7 +73,8 @@ def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    options.model = options.model_tag or options.model
+    # In "--model M --port 8000" the last word looks like a model, for --port is no flag of this command.
+    options.model = options.model or options.model_tag
     if not options.model:
         raise ConfigError("no model: give a directory or a hub id, such as neuronserve plan path/to/model")
     ignored = [word.split("=")[0] for word in rest if word.startswith("-")]

@@ -27,9 +27,23 @@ def test_learned_positions_end_where_their_table_ends(tmp_path: Path) -> None:
     config = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 1024, "vocab_size": 64}
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], **config}))
 
-    with pytest.raises(ConfigError, match=r"--max-model-len 2048: .* 1024 tokens; use --max-model-len 1024 or less"):
+    with pytest.raises(ConfigError, match=r"--max-model-len 2048: .* 1024 tokens, .* use --max-model-len 1024"):
         resolved(tmp_path)
     assert resolved(tmp_path, max_model_len=None).config.max_model_len == 1024
+
+
+def test_a_length_beyond_the_models_is_one_warning(tiny: str) -> None:
+    assert resolved(tiny, max_model_len=4096).warnings == ()
+    [warning] = resolved(tiny, max_model_len=8192).warnings
+
+    assert "positions for 4096 tokens" in warning
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in warning
+
+
+def test_linear_scaling_stretches_the_models_length(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path, rope_scaling={"rope_type": "linear", "factor": 4.0})
+
+    assert resolved(model, max_model_len=None).config.max_model_len == 4 * 4096
 
 
 def test_it_travels_as_json(tiny: str) -> None:

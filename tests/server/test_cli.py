@@ -63,6 +63,11 @@ def test_flags_without_a_part_in_it_are_one_line(model: str, capsys: pytest.Capt
     assert "secret" not in printed
 
 
+def test_the_value_of_such_a_flag_is_not_the_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", model, "--port", "8000"]) == 0
+    assert "graphs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

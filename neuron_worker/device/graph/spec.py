@@ -62,6 +62,13 @@ class ModelSpec:
     checkpoint_dtype: FloatType
 
     @property
+    def longest(self) -> int:
+        """Positions the model is made for: linear scaling stretches those it was trained on."""
+        if self.rope is None or self.rope.scaling != "linear":
+            return self.max_positions
+        return int(self.max_positions * self.rope.factor)
+
+    @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -375,4 +382,3 @@ _BY_MODEL_TYPE = {
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-SUPPORTED_ARCHITECTURES = tuple(_READERS)
