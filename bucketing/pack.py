@@ -271,20 +271,6 @@ def unpack(output: DeviceOutput, rows: Sequence[Row], shape: StepShape) -> list[
     return results
 
 
-def places(rows: Sequence[Row], shape: StepShape) -> list[int]:
-    """The output row of each row, for callers that index the arrays themselves."""
-    next_decode, next_prompt = 0, shape.decode_rows
-    result = []
-    for row in rows:
-        if row.is_decode:
-            result.append(next_decode)
-            next_decode += 1
-        else:
-            result.append(next_prompt)
-            next_prompt += 1
-    return result
-
-
 def _logits_of(output: DeviceOutput, rows: Sequence[Row]) -> list[Float32 | None]:
     """Logits lie end to end, decode rows before prompts, only of rows that wanted them."""
     result: list[Float32 | None] = [None] * len(rows)

@@ -10,10 +10,9 @@ Knows no vLLM, no weights and no requests.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from neuronserve.neuron_worker.device.base import Capabilities, StepShape
 
@@ -55,7 +54,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """Made by `make_plan`; travels as JSON."""
+    """Made by `make_plan`, in every process anew from the same values."""
 
     shapes: tuple[StepShape, ...]  # sorted
     max_num_seqs: int
@@ -150,25 +149,6 @@ class Plan:
             if wanted > largest:
                 return f"{wanted} {what}, largest compiled size is {largest}; {remedy} or shorten the input"
         return f"no compiled shape holds {demand}; split the step"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists and integers, for vLLM's additional_config."""
-        return {
-            "shapes": [[s.decode_rows, s.decode_width, s.prefill_tokens, s.context] for s in self.shapes],
-            "max_num_seqs": self.max_num_seqs,
-            "max_model_len": self.max_model_len,
-            "block_size": self.block_size,
-            "prompts_per_call": self.prompts_per_call,
-            "chunk_tokens": self.chunk_tokens,
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        fields = dict(value)
-        fields["shapes"] = tuple(StepShape(*numbers) for numbers in fields["shapes"])
-        fields["notes"] = tuple(fields.get("notes", ()))
-        return cls(**fields)
 
 
 def cost(shape: StepShape) -> tuple[int, int, StepShape]:

@@ -44,9 +44,6 @@ class PaddingCounters:
             "kinds": {name: _tally(*numbers) for name, numbers in sorted(kinds.items())},
         }
 
-    def steps_by_shape(self) -> dict[StepShape, int]:
-        return {shape: counts[0] for shape, counts in self._steps.items()}
-
 
 def _tally(real: int, computed: int) -> dict[str, float]:
     return {"real": real, "padded": computed - real, "share": (computed - real) / computed if computed else 0.0}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuronserve.bucketing.errors import DoesNotFit
-from neuronserve.bucketing.pack import StepPacker, places, unpack
+from neuronserve.bucketing.pack import StepPacker, unpack
 from neuronserve.bucketing.row import Row, demand_of, int32
 from neuronserve.bucketing.shape import StepDemand, holds
 from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch, PromptScores, StepShape, Want
@@ -202,12 +202,6 @@ def echo(batch: PackedBatch) -> DeviceOutput:
         )
     table = np.array(logits, dtype=np.float32).reshape(-1, 2)
     return DeviceOutput(tokens, table if len(table) else None, scores, drafts)
-
-
-def test_places_are_decodes_from_zero_and_prompts_after_the_padding() -> None:
-    shape = StepShape(4, 1, 16, 32)
-    rows = [prompt([1, 2], 0, [1]), decode(3, 5, [2, 3]), prompt([4], 7, [4, 5]), decode(6, 1, [6])]
-    assert places(rows, shape) == [4, 0, 5, 1]
 
 
 def test_an_unused_shape_is_all_padding() -> None:

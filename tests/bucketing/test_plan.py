@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -263,12 +261,6 @@ def test_fewer_tokens_are_cheaper_than_a_shorter_context() -> None:
     plan = Plan((few, short), max_num_seqs=1, max_model_len=2048, block_size=32, prompts_per_call=1, chunk_tokens=128)
     assert plan.choose(StepDemand(0, 1, 50, 50)) == few
     assert plan.choose(StepDemand(0, 1, 100, 100)) == short
-
-
-@given(requests(), devices)
-def test_a_plan_survives_json(request: PlanRequest, device: Capabilities) -> None:
-    plan = make_plan(request, device)
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 @given(requests(), devices)
