@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -200,6 +201,24 @@ def change_server_socket() -> None:
     launcher.create_server_socket = _mark(create_server_socket, original)
 
 
+# -- routes
+
+
+def change_routes() -> None:
+    launched: Any = importlib.import_module("vllm.entrypoints.launchers.app")
+    original = launched.register_api_routers
+    if _is_ours(original):
+        return
+
+    def register_api_routers(args: Any, app: Any, *rest: Any, **keywords: Any) -> None:
+        from neuronserve.server import refused_routes
+
+        original(args, app, *rest, **keywords)
+        refused_routes.add_to(app)
+
+    launched.register_api_routers = _mark(register_api_routers, original)
+
+
 EARLY = (
     Change(
         target="vllm.engine.arg_utils.EngineArgs and AsyncEngineArgs: __init__, add_cli_args",
@@ -233,6 +252,12 @@ CHANGES = (
         reason="the error of a busy port does not name the port",
         until="vLLM's message names the address",
         apply=change_server_socket,
+    ),
+    Change(
+        target="vllm.entrypoints.launchers.app.register_api_routers",
+        reason="/v1/embeddings and others that need another kind of model are a bare 404, which does not say why",
+        until="vLLM names the task that a route needs",
+        apply=change_routes,
     ),
 )
 

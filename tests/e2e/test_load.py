@@ -72,6 +72,45 @@ def test_a_seeded_answer_is_the_same_alone_and_under_load(server: Server, short_
     assert alone == together[1]
 
 
+MIXED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 1},
+    {"logprobs": 3},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+    {"temperature": 1.0, "seed": 2, "top_p": 0.8, "top_k": 40},
+    {"structured_outputs": {"regex": r"[A-C]{3}-\d{4}"}, "temperature": 1.0, "seed": 3, "ignore_eos": False},
+    {"temperature": 1.0, "seed": 4, "min_p": 0.1, "logit_bias": {"28": 4.0}},
+    {"prompt_logprobs": 2, "repetition_penalty": 1.3},
+    {"min_tokens": 8, "stop": ["e"], "ignore_eos": False},
+    {"n": 2, "temperature": 1.0, "seed": 5},
+]
+
+
+def test_every_kind_of_request_is_answered_as_if_alone(server: Server, short_prompts: list[Prompt]) -> None:
+    """Greedy and drawn, on the device and on the host, free and bound by a grammar, in the same steps."""
+
+    async def ask() -> tuple[list[Any], list[Any]]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as http:
+
+            async def one(prompt: Prompt, more: dict[str, Any]) -> Any:
+                defaults = {"model": MODEL, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+                answer = await http.post("/v1/completions", json={**defaults, "prompt": prompt.text, **more})
+                assert answer.status_code == 200, answer.text
+                return [said(choice) for choice in answer.json()["choices"]]
+
+            asked = list(zip(short_prompts, MIXED, strict=False))
+            alone = [await one(prompt, more) for prompt, more in asked]
+            return alone, await asyncio.gather(*(one(prompt, more) for prompt, more in asked))
+
+    alone, together = asyncio.run(ask())
+    assert together == alone
+
+
+def said(choice: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same bit for bit: everything."""
+    return {key: choice[key] for key in ("text", "finish_reason", "stop_reason", "logprobs", "prompt_logprobs")}
+
+
 @contextmanager
 def all_places_taken(server: Server) -> Iterator[list[httpx.Response]]:
     """Answers long enough to outlast any test, one for each place, all begun."""

@@ -6,12 +6,16 @@ import inspect
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from typing import Any
 
 import pytest
 import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.config import ModelConfig, ParallelConfig
+from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
 from vllm.v1.engine.core import EngineCoreProc
 
@@ -124,3 +128,30 @@ def test_vllms_own_message_does_not_name_the_port() -> None:
             inspect.unwrap(launcher.create_server_socket)(("127.0.0.1", port), reuse_port=False)
 
         assert str(port) not in str(error.value)
+
+
+# -- routes
+
+
+def embeddings(register: Any) -> Any:
+    """What an application with these routes answers to a request for embeddings."""
+    app = FastAPI()
+    app.state.args = Namespace(disable_log_stats=True)
+    register(Namespace(), app, ("generate",))
+    return TestClient(app).post("/v1/embeddings", json={"model": "m", "input": "a text"})
+
+
+def test_embeddings_are_refused_by_name() -> None:
+    answer = embeddings(launchers_app.register_api_routers)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "/v1/embeddings needs an embedding model, which is not supported; this server generates text: use "
+        "/v1/chat/completions or /v1/completions"
+    )
+
+
+def test_vllms_own_answer_does_not_say_why() -> None:
+    answer = embeddings(inspect.unwrap(launchers_app.register_api_routers))
+
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
