@@ -26,6 +26,8 @@ def register() -> str | None:
         return None
     refuse_other_versions(vllm_version())
     environment.set_defaults(os.environ)
+    # Triton is for GPUs and not installed; torch warns of that once in every process.
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     join_vllm_log()
     vllm_changes.install_early()
     return PLATFORM
