@@ -150,7 +150,7 @@ class TestEnding:
         longer = client.chat.completions.create(**chat, extra_body={"min_tokens": least})  # type: ignore[call-overload]
         assert longer.usage.completion_tokens >= least
 
-    def test_stop_token(self, client: openai.OpenAI, prompts: dict[str, Prompt]) -> None:
+    def test_stop_token(self, client: openai.OpenAI) -> None:
         tokens = tokens_of(client)
         stopped = complete(client, extra_body={"stop_token_ids": [tokens[4]], "return_token_ids": True}).choices[0]
         assert stopped.token_ids == tokens[: tokens.index(tokens[4]) + 1]
