@@ -138,10 +138,11 @@ def _memory(plan: Plan, facts: MemoryFacts) -> list[str]:
         f"  scratch  {_gib(use.scratch)}",
         f"  total    {_gib(use.total)}  of {_gib(use.limit).strip()}: {'fits' if use.fits else 'does not fit'}",
     ]
-    return lines if use.fits else [*lines, *_folded("  ", _remedy(facts, batch, length))]
+    return lines if use.fits else [*lines, *_folded("  ", remedy(facts, batch, length))]
 
 
-def _remedy(facts: MemoryFacts, batch: int, length: int) -> str:
+def remedy(facts: MemoryFacts, batch: int, length: int) -> str:
+    """What would fit where `batch` sequences of `length` do not."""
     fewer, shorter = largest_batch(facts, length), largest_length(facts, batch)
     choices = []
     if fewer:

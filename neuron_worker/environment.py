@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from neuronserve.bucketing.errors import BadBuckets
 from neuronserve.bucketing.ladder import parse as parse_buckets
@@ -47,11 +46,6 @@ FRAMEWORKS = {
 def set_defaults(environ: MutableMapping[str, str]) -> None:
     for name, value in DEFAULTS.items():
         environ.setdefault(name, value)
-
-
-def has_neuron_device() -> bool:
-    """Whether the Neuron driver shows a device on this machine."""
-    return any(Path("/dev").glob("neuron[0-9]*"))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,12 @@ class Option:
 OPTIONS = (
     Option("backend", text, "auto", "The device: auto, cpu, or another backend this build has."),
     Option("device", one_of("auto", "neuron"), "auto", "The classic --device flag; neuron and auto mean the same."),
+    Option(
+        "require_chip",
+        boolean,
+        False,
+        "Without a usable Neuron chip exit with the reason, where the cpu device would serve; Neuron images set it.",
+    ),
     Option("chunk_tokens", positive, None, "Most prompt tokens in one call; by default the backend's own choice."),
     Option(
         "quantization",

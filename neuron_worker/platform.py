@@ -27,6 +27,7 @@ from neuronserve.neuron_worker.config import (
 )
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
+from neuronserve.neuron_worker.picking import check_room
 from neuronserve.neuron_worker.resolve import Resolution, resolve
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class NeuronPlatform(Platform):
         if RESOLVED_KEY not in ours:
             refusals.check(vllm_config)
             resolution = resolve(_request(vllm_config, extra), os.environ)
+            check_room(resolution.config, resolution.memory_facts, resolution.machine)
             resolved = {RESOLVED_KEY: resolution.config.to_json()}
             vllm_config.additional_config = {**extra, OPTIONS_KEY: {**ours, **resolved}}
             if _speaks(vllm_config.parallel_config):
@@ -184,6 +186,7 @@ def _speaks(parallel: ParallelConfig) -> bool:
 
 
 def _announce(resolution: Resolution, without_effect: Sequence[str]) -> None:
+    logger.info("%s", resolution.device)
     for warning in resolution.warnings:
         logger.warning("%s", warning)
     for note in (*resolution.notes, *without_effect):

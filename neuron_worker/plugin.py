@@ -14,7 +14,7 @@ import sys
 from importlib.machinery import PathFinder
 from itertools import pairwise
 
-from . import environment, startup_errors, vllm_changes
+from . import environment, machine, startup_errors, vllm_changes
 
 PLATFORM = "neuronserve.neuron_worker.platform.NeuronPlatform"
 SUPPORTED = "0.32"
@@ -67,7 +67,7 @@ def is_ours(argv: list[str]) -> bool:
     words = [word for argument in argv for word in argument.split("=", 1)]
     if ("--device", "neuron") in pairwise(words) or os.environ.get("VLLM_TARGET_DEVICE", "").lower() == "neuron":
         return True
-    if os.environ.get("NEURONSERVE_BACKEND") or environment.has_neuron_device():
+    if os.environ.get("NEURONSERVE_BACKEND") or machine.has_device():
         return True
     return not another_device_claims()
 

@@ -17,7 +17,7 @@ from neuronserve.bucketing.memory import MemoryFacts
 from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan
 from neuronserve.bucketing.report import render
 
-from . import environment, options, overrides
+from . import environment, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities, StepShape
@@ -26,7 +26,8 @@ from .device.graph.ops import FloatType
 from .device.graph.spec import ITEM_BYTES, ModelSpec, read_spec, weight_bytes
 from .environment import Environment
 from .errors import ConfigError
-from .values import near
+from .machine import Machine
+from .picking import Asked, Pick
 
 CORE_COUNTS = (1, 2, 4, 8, 12, 24, 32)
 """How many cores can work as one on some Neuron instance."""
@@ -58,6 +59,8 @@ class Resolution:
     spec: ModelSpec
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    device: str  # one line: which, and why
+    machine: Machine
 
     @property
     def memory_facts(self) -> MemoryFacts:
@@ -89,16 +92,21 @@ def spell_dtype(value: object) -> object:
 def backend_name(given: Mapping[str, object], environ: Mapping[str, str]) -> str:
     """The backend these options ask for."""
     values, _ = options.read(given, environ)
-    return _backend(values, Environment.read(environ))[0]
+    return picked(values, Environment.read(environ), _look(values, environ)).backend
 
 
-def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
+def _look(values: Mapping[str, object], environ: Mapping[str, str]) -> Machine:
+    return machine.look(environ, _optional_text(values["device_python"]))
+
+
+def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | None = None) -> Resolution:
+    """`here`: the machine that serves; None: this one."""
     values, warnings = options.read(request.options, environ)
     env = Environment.read(environ)
     override = overrides.read(request.override)
-    notes = list(env.notes)
-    backend, note = _backend(values, env)
-    notes += note
+    here = here or _look(values, environ)
+    choice = picked(values, env, here)
+    backend, notes = choice.backend, [*env.notes, *choice.notes]
     capabilities = _capabilities(backend)
     spec = _spec(request.model_dir)
     length = _length(request.max_model_len, spec, warnings)
@@ -130,28 +138,19 @@ def resolve(request: ServeRequest, environ: Mapping[str, str]) -> Resolution:
     plan = _plan(config)
     notes += _without_effect(config)
     _check_override(config, spec, notes, warnings)
-    return Resolution(config, plan, spec, tuple(notes), tuple(warnings))
+    device = f"device: {backend} ({choice.why})"
+    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here)
 
 
-def _backend(values: Mapping[str, object], env: Environment) -> tuple[str, list[str]]:
-    """(the backend, what to say about it)."""
-    asked = str(values["backend"])
-    here = environment.has_neuron_device()
-    notes = []
-    if asked == "auto" and env.framework is not None:
-        if here and env.framework in registry.names():
-            asked = env.framework
-        else:
-            why = "this version has no such backend" if here else "no Neuron device on this machine"
-            notes.append(f"{environment.FRAMEWORK_KEY} is ignored: {why}")
-    try:
-        backend = registry.choose(asked)
-    except DeviceError as error:
-        raise ConfigError(f"{error}{near(asked, ('auto', *registry.names()))}") from None
-    if values["device"] == "neuron" and not _capabilities(backend).on_chip:
-        why = "this machine's is not used" if here else "no Neuron device on this machine"
-        notes.append(f"--device neuron: {why}; the {backend} device computes the same graphs")
-    return backend, notes
+def picked(values: Mapping[str, object], env: Environment, here: Machine) -> Pick:
+    """The device for these options on this machine."""
+    asked = Asked(
+        backend=str(values["backend"]),
+        framework=env.framework,
+        device_flag=values["device"] == "neuron",
+        require_chip=bool(values["require_chip"]),
+    )
+    return picking.pick(asked, here)
 
 
 def _capabilities(backend: str) -> Capabilities:

@@ -81,6 +81,7 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if ignored:
         print(f"note: not part of a plan: {' '.join(ignored)}")
     resolution = resolve(_request(options), os.environ)
+    print(resolution.device)
     for warning in resolution.warnings:
         print(f"warning: {warning}")
     for note in resolution.notes:

@@ -10,6 +10,7 @@ import pytest
 
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.machine import Machine
 from neuronserve.neuron_worker.resolve import Resolution, resolve, spell_dtype
 
 from .tiny_model import tiny_model
@@ -285,29 +286,21 @@ def test_a_weight_type_the_device_has_not(tiny: str, environ: dict[str, str], as
 # -- device, override, sampling
 
 
-def test_device_neuron_without_one_is_one_line(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronserve.neuron_worker.environment.has_neuron_device", lambda: False)
+def test_the_device_and_why_are_one_line(tiny: str) -> None:
+    done = resolve(ServeRequest(tiny, options={"device": "neuron"}), {}, Machine())
 
-    [note] = resolved(tiny, options={"device": "neuron"}).notes
+    assert done.config.backend == "cpu"
+    assert done.device.startswith("device: cpu (--device neuron: no Neuron device on this machine;")
+    assert done.notes == ()
 
-    assert note.startswith("--device neuron: no Neuron device on this machine")
 
-
-def test_a_framework_left_in_the_shell_breaks_nothing(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronserve.neuron_worker.environment.has_neuron_device", lambda: False)
+def test_a_framework_left_in_the_shell_breaks_nothing(tiny: str) -> None:
     environ = {"VLLM_NEURON_FRAMEWORK": "transformers-neuronx"}
 
-    done = resolved(tiny, environ, options={"backend": "auto"})
+    done = resolve(ServeRequest(tiny), environ, Machine())
 
     assert done.config.backend == "cpu"
     assert done.notes == ("VLLM_NEURON_FRAMEWORK is ignored: no Neuron device on this machine",)
-
-
-def test_a_framework_chooses_the_backend_where_there_is_a_device(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronserve.neuron_worker.environment.has_neuron_device", lambda: True)
-    environ = {"VLLM_NEURON_FRAMEWORK": "transformers-neuronx"}
-
-    assert resolved(tiny, environ, options={"backend": "auto"}).config.backend == "transformers-neuronx"
 
 
 def test_an_unknown_backend_lists_those_there_are(tiny: str) -> None:

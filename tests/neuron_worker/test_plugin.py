@@ -17,7 +17,7 @@ from neuronserve.neuron_worker import plugin
 def quiet_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_TARGET_DEVICE", "NEURONSERVE_BACKEND"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("neuronserve.neuron_worker.environment.has_neuron_device", lambda: False)
+    monkeypatch.setattr("neuronserve.neuron_worker.machine.has_device", lambda: False)
 
 
 def another_device(monkeypatch: pytest.MonkeyPatch, claims: bool) -> None:
