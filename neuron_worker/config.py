@@ -74,6 +74,7 @@ class NeuronConfig:
     artifacts: str | None  # directory of compiled graphs
     device_python: str | None
     device_timeout: int | None  # seconds a step may take there
+    device_restarts: int  # attempts in a row to bring a lost device back
     step_tokens: int | None  # the user's --max-num-batched-tokens
     overrides: Mapping[str, Any]
 

@@ -1,15 +1,20 @@
-"""How much memory the key-value cache gets on a device that lives in the host's memory.
+"""How much memory the key-value cache gets.
 
-In order: `--kv-cache-memory-bytes`; `VLLM_CPU_KVCACHE_SPACE` (GiB); else room for every sequence at full length,
-but no more than 4 GiB (or one such sequence, where that is more), than half of what is free, and than
-`--gpu-memory-utilization` of it. vLLM's own `--num-gpu-blocks-override` comes after all of these.
+A device of slots has one per sequence, in its own memory: nothing of the host's and no flag changes that.
+
+On a device that lives in the host's memory, in order: `--kv-cache-memory-bytes`; `VLLM_CPU_KVCACHE_SPACE` (GiB); else
+room for every sequence at full length, but no more than 4 GiB (or one such sequence, where that is more), than half of
+what is free, and than `--gpu-memory-utilization` of it. vLLM's own `--num-gpu-blocks-override` comes after all these.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 LARGEST_SHARE = 0.5
@@ -37,6 +42,20 @@ def cache_bytes(
     wanted, least = ((count * per_sequence + 1) * block_bytes for count in (max_num_seqs, 1))
     free = free_bytes() if free is None else free
     return min(wanted, max(ENOUGH, least), int(free * min(LARGEST_SHARE, utilization)))
+
+
+def slots_bytes(
+    *, block_bytes: int, max_num_seqs: int, given: int | None, environ: Mapping[str, str] = os.environ
+) -> int:
+    """The graphs hold exactly so many sequences. Block 0 is vLLM's own."""
+    asked = {"--kv-cache-memory-bytes": given, VARIABLE: environ.get(VARIABLE)}
+    for name, value in asked.items():
+        if value:
+            logger.warning(
+                "%s %s has no effect: this device holds one sequence per place, --max-num-seqs %d of them",
+                *(name, value, max_num_seqs),
+            )
+    return (max_num_seqs + 1) * block_bytes
 
 
 def _gibibytes(text: str) -> int:

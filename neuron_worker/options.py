@@ -55,6 +55,12 @@ OPTIONS = (
     Option("artifacts", text, None, "Directory where a chip's compiled graphs are kept between starts."),
     Option("device_python", text, None, "Python interpreter that runs the device in another environment."),
     Option("device_timeout", positive, None, "Seconds until a step there counts as hung; by default two minutes."),
+    Option(
+        "device_restarts",
+        positive,
+        3,
+        "Attempts in a row to restart a lost device before the server gives up, with growing pauses between them.",
+    ),
 )
 
 OTHER_VARIABLES = {

@@ -132,6 +132,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         artifacts=_optional_text(values["artifacts"]),
         device_python=_optional_text(values["device_python"]),
         device_timeout=_optional_int(values["device_timeout"]),
+        device_restarts=_optional_int(values["device_restarts"]) or 0,
         step_tokens=request.max_num_batched_tokens,
         overrides=override,
     )

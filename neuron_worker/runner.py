@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from neuronserve.bucketing.plan import Plan
     from neuronserve.bucketing.row import Row
+    from neuronserve.neuron_worker.revival import Revival
     from neuronserve.neuron_worker.sampling import HostSampler
     from neuronserve.neuron_worker.state import LiveRequest, RequestState, ScheduledRow
 
@@ -58,7 +59,7 @@ class Runner:
         packer: StepPacker,
         state: RequestState,
         host_sampler: HostSampler,
-        revive: Callable[[], Device],
+        revival: Revival,
         complain: Callable[[str], None],
     ) -> None:
         self.device = device
@@ -68,9 +69,9 @@ class Runner:
         self.host_sampler = host_sampler
         self.counters = Counters()
         self.padding = PaddingCounters()
-        self._revive = revive
+        self._revival = revival
         self._complain = complain
-        self._lost = False
+        self._lost: str | None = None  # why, until the device is revived
         self._paused: ComputedStep | None = None
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput | None:
@@ -101,8 +102,8 @@ class Runner:
         return output
 
     def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
-        if self._lost:
-            self.device, self._lost = self._revive(), False
+        if self._lost is not None:
+            self.device, self._lost = self._revival.revive(self._lost), None
         if scheduled.kv_cache_block_copies:
             self.device.copy_blocks([(c.src_block_id, c.dst_block_id) for c in scheduled.kv_cache_block_copies])
         step = ComputedStep(scheduled)
@@ -111,6 +112,7 @@ class Runner:
         for number, call in enumerate(calls, start=1):
             for output in self._call(call):
                 self._collect(step, next(owners), output, is_last=number == len(calls))
+        self._revival.worked()
         return step
 
     def _call(self, rows: Sequence[Row]) -> list[RowOutput]:
@@ -152,7 +154,8 @@ class Runner:
 
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> FailedStep:
         self.counters.failed_steps += 1
-        self._lost = self._lost or isinstance(error, DeviceLost)
+        if isinstance(error, DeviceLost):
+            self._lost = str(error)
         self._complain(f"a step of {len(scheduled.num_scheduled_tokens)} requests failed: {error}")
         return FailedStep.of(list(scheduled.num_scheduled_tokens), str(error))
 

@@ -23,8 +23,9 @@ from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts
 from neuronserve.neuron_worker.drawing import Draws
-from neuronserve.neuron_worker.memory import cache_bytes
+from neuronserve.neuron_worker.memory import cache_bytes, slots_bytes
 from neuronserve.neuron_worker.model_files import local_directory
+from neuronserve.neuron_worker.revival import Revival
 from neuronserve.neuron_worker.runner import Runner
 from neuronserve.neuron_worker.sampling import Decider, HostSampler
 from neuronserve.neuron_worker.state import RequestState
@@ -58,7 +59,11 @@ class NeuronWorker(WorkerBase):
         model = self.model_config
         directory = local_directory(model.model, model.revision, self.load_config.download_dir)
         device = registry.create(self.config.backend, self.config.device_python, self.config.device_timeout)
-        return device, device.load(directory, self._device_options())
+        try:
+            return device, device.load(directory, self._device_options())
+        except BaseException:
+            device.close()
+            raise
 
     def _device_options(self) -> DeviceOptions:
         most = self.model_config.max_logprobs
@@ -80,9 +85,11 @@ class NeuronWorker(WorkerBase):
     def determine_available_memory(self) -> int:
         block_bytes = self.cache_config.block_size * self.facts.bytes_per_kv_token
         if self.backend.capabilities.kv_layout == "slots":
-            # Its graphs hold exactly so many sequences, in a memory that is not the host's. Block 0 is vLLM's own.
-            exact = (self.scheduler_config.max_num_seqs + 1) * block_bytes
-            return self.cache_config.kv_cache_memory_bytes or exact
+            return slots_bytes(
+                block_bytes=block_bytes,
+                max_num_seqs=self.scheduler_config.max_num_seqs,
+                given=self.cache_config.kv_cache_memory_bytes,
+            )
         return cache_bytes(
             block_bytes=block_bytes,
             block_size=self.cache_config.block_size,
@@ -132,7 +139,7 @@ class NeuronWorker(WorkerBase):
             packer=packer,
             state=state,
             host_sampler=host_sampler,
-            revive=self._restart,
+            revival=Revival(self._restart, self.config.device_restarts),
             complain=logger.error,
         )
 

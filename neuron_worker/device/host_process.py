@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from . import leash
 from .errors import DeviceError
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class HostProcess:
         return f"{how}; its last output:\n  {words}" if words else how
 
     def _live(self) -> None:
+        leash.adopt_orphans()
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -99,6 +101,7 @@ class HostProcess:
             for line in output:
                 self._pass_on(line.rstrip())
         self._process.wait()
+        leash.reap_group(self._process.pid)
 
     def _pass_on(self, line: str) -> None:
         if line:

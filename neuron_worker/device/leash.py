@@ -4,6 +4,9 @@
     this process dies         its keeper kills what it started: a compiler runs for an hour and takes all memory
     the device is closed      the same
 
+Whoever is process 1 of a container seldom reaps what it inherits, so the server takes the orphans of a device's
+process for its own and reaps them.
+
 The keeper is a fork that sleeps in the same process group until its parent is gone. Imports nothing beyond the
 standard library: the fork is made before there are threads.
 """
@@ -17,6 +20,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def tie_to_parent() -> None:
@@ -50,6 +54,24 @@ def _keep(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def adopt_orphans() -> None:
+    """Call in the server, before it starts a device's process: what that one leaves becomes this one's child."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_group(group: int) -> None:
+    """The keeper and what it killed, once the device's process itself is reaped: the process table forgets them."""
+    if sys.platform == "linux":
+        with contextlib.suppress(ChildProcessError):  # none left
+            while True:
+                os.waitpid(-group, 0)
+
+
 def _signal_at_parents_death(number: int) -> None:
     """The kernel's notion of a parent is the thread that forked; `host_process` keeps that thread alive."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -69,6 +69,7 @@ class Deadlines:
             Verb.LOAD: self.load,
             Verb.ALLOCATE: self.load,
             Verb.COMPILE: self.compile,
+            Verb.SEAL: self.compile,  # where all graphs are compiled together
             Verb.RUN: self.run,
             Verb.CLOSE: self.close,
         }

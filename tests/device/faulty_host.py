@@ -64,6 +64,10 @@ def faulty_device(device_module: Any, capabilities: Any, socket: int) -> Any:
             self._maybe("compile")
             super().compile(shape)
 
+        def seal(self) -> None:
+            self._maybe("seal")
+            super().seal()
+
         def run(self, batch: Any) -> Any:
             self._maybe("run")
             return super().run(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -138,7 +139,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
 # -- a process that dies
 
 
-@pytest.mark.parametrize("verb", ["load", "allocate", "compile", "run"])
+@pytest.mark.parametrize("verb", ["load", "allocate", "compile", "seal", "run"])
 def test_death_is_a_lost_device_and_a_restart_serves_the_same_tokens(world: World, verb: str) -> None:
     expected = serve(world.ready())
     device = world.start()
@@ -148,7 +149,7 @@ def test_death_is_a_lost_device_and_a_restart_serves_the_same_tokens(world: Worl
     assert not is_running(device.pid)
     device.restart()
     if verb != "run":  # the restart did what had succeeded; here is the rest
-        order = ["load", "allocate", "compile"]
+        order = ["load", "allocate", "compile", "compile", "seal"]
         for call in verbs(device, world.directory)[order.index(verb) :]:
             call()
     assert serve(device) == expected
@@ -225,10 +226,12 @@ def test_a_stopped_process_gives_no_sign_of_life(world: World) -> None:
     assert not is_running(device.pid)
 
 
-def test_a_long_compilation_with_signs_of_life_is_waited_for(world: World) -> None:
+@pytest.mark.parametrize("verb", ["compile", "seal"])
+def test_a_long_compilation_with_signs_of_life_is_waited_for(world: World, verb: str) -> None:
+    """A chip's backend compiles at either verb."""
     device = world.start()
-    device.deadlines = replace(device.deadlines, silence=2.5)
-    world.fault("compile", "dawdle")  # longer than the silence
+    device.deadlines = replace(device.deadlines, silence=2.5, other=2.5)
+    world.fault(verb, "dawdle")  # longer than the silence, and than a verb that only tidies up may take
     assert world.prepare_and_serve(device)[: len(PROMPT)] == PROMPT
 
 
@@ -366,6 +369,28 @@ def test_what_a_backend_started_ends_with_its_process(world: World) -> None:
     assert is_running(compiler)
     os.kill(device.pid, signal.SIGKILL)
     assert wait_until(lambda: not is_running(compiler))
+
+
+def test_no_entry_stays_in_the_process_table(world: World) -> None:
+    """Neither the process, nor its keeper, nor a compiler: a server that restarts its device runs for months."""
+    device = world.start()
+    world.fault("load", "start a compiler")
+    device.load(str(world.directory), OPTIONS)
+    pid = device.pid
+    assert len(group_of(pid)) == 3
+    os.kill(pid, signal.SIGKILL)
+    device.close()
+    assert group_of(pid) == []
+
+
+def group_of(leader: int) -> list[int]:
+    """Processes of a group, those that ended and were not reaped among them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[2]) == leader:
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 SERVER = """

@@ -9,6 +9,7 @@ import pytest
 
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+from neuronserve.neuron_worker.revival import EngineGivesUp, Revival
 
 from .engine import Engine, expected, greedy
 
@@ -72,24 +73,64 @@ def test_a_lost_device_is_replaced(make_engine: Callable[..., Engine], monkeypat
     assert engine.worker.runner.device is not before
 
 
-def test_a_device_that_does_not_come_back_fails_requests_not_the_engine(
+def test_requests_wait_while_a_restart_is_tried_again(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
+    pauses = note_pauses(engine)
     fail_once(engine, monkeypatch, DeviceLost("gone"))
     engine.add("first", PROMPT, greedy(5))
     engine.finish()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ArithmeticDevice, "load", _cannot_load)
-        engine.add("second", [3, 4], greedy(5))
-        engine.finish()
-    engine.add("third", [3, 4], greedy(5))
+    fail_loads(monkeypatch, 2)
+    engine.add("second", [3, 4], greedy(5))
     engine.finish()
 
-    assert engine.reasons == {"first": "error", "second": "error", "third": "length"}
-    assert engine.tokens["third"] == expected([3, 4], 5)
+    assert engine.reasons == {"first": "error", "second": "length"}
+    assert engine.tokens["second"] == expected([3, 4], 5)
+    assert pauses == [0, 1, 4]
 
 
-def _cannot_load(*_: Any) -> None:
-    raise DeviceLost("still gone")
+def test_a_device_that_does_not_come_back_ends_the_engine(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(options={"device_restarts": 2})
+    note_pauses(engine)
+    fail_once(engine, monkeypatch, DeviceLost("gone"))
+    engine.add("first", PROMPT, greedy(5))
+    engine.finish()
+    fail_loads(monkeypatch, 2)
+    assert engine.reasons == {"first": "error"}
+
+    engine.add("second", [3, 4], greedy(5))
+    with pytest.raises(EngineGivesUp, match=r"2 attempts .* The last reason: still gone"):
+        engine.finish()
+
+
+def test_steps_that_never_work_use_the_attempts_up_and_one_that_does_gives_them_back() -> None:
+    revival = Revival(ArithmeticDevice, 2, pause=lambda _: None)
+    for _ in range(3):
+        revival.revive("gone")
+        revival.revive("gone")
+        revival.worked()
+    revival.revive("gone")
+    revival.revive("gone")
+    with pytest.raises(EngineGivesUp, match="The last reason: died in every step"):
+        revival.revive("died in every step")
+
+
+def note_pauses(engine: Engine) -> list[float]:
+    """The pauses that would have been made."""
+    pauses: list[float] = []
+    engine.worker.runner._revival._pause = pauses.append
+    return pauses
+
+
+def fail_loads(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    load, left = ArithmeticDevice.load, iter(range(times))
+
+    def failing(device: ArithmeticDevice, *arguments: Any) -> Any:
+        if next(left, None) is not None:
+            raise DeviceLost("still gone")
+        return load(device, *arguments)
+
+    monkeypatch.setattr(ArithmeticDevice, "load", failing)

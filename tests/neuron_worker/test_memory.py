@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from neuronserve.neuron_worker import memory
 from neuronserve.neuron_worker.memory import cache_bytes, free_bytes
 
 GIB = 2**30
@@ -50,3 +51,20 @@ def test_a_malformed_variable_is_named(value: str) -> None:
 
 def test_this_machine_has_some_memory_free() -> None:
     assert free_bytes() > 0
+
+
+def test_slots_are_as_many_as_sequences_and_what_was_asked_beside_that_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(memory.logger, "warning", lambda line, *values: said.append(line % values))
+    environ = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+
+    assert memory.slots_bytes(block_bytes=100, max_num_seqs=7, given=5000, environ=environ) == 800
+    assert [line.split(" has no effect")[0] for line in said] == [
+        "--kv-cache-memory-bytes 5000",
+        "VLLM_CPU_KVCACHE_SPACE 2",
+    ]
+    said.clear()
+    assert memory.slots_bytes(block_bytes=100, max_num_seqs=7, given=None, environ={}) == 800
+    assert said == []

@@ -167,7 +167,8 @@ class TestSlots:
         self, make_engine: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("neuronserve.neuron_worker.memory.free_bytes", lambda: 0)
-        engine = make_engine(options={"backend": "arithmetic-slots"}, max_num_seqs=3)
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        engine = make_engine(options={"backend": "arithmetic-slots"}, max_num_seqs=3, kv_cache_memory_bytes=1 << 20)
         assert engine.worker.num_blocks == 1 + 3
 
     def test_a_prompt_waits_for_its_turn_not_for_the_others_to_end(self, engine: Engine) -> None:

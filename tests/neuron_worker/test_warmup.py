@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,30 @@ def test_counts_aloud_and_seals(device: ArithmeticDevice) -> None:
         "1/3 prefill 512, context 2048, 0.4 s",
         "2/3 decode 4, context 256, 0.4 s",
         "3/3 decode 4 x 3 + prefill 64, context 256, 0.4 s",
+        "sealed, 0.4 s",
     ]
     with pytest.raises(UncompiledShape):
         device.compile(SHAPES[0])
+
+
+def test_a_long_seal_says_that_it_lasts_and_how_long_it_took(device: ArithmeticDevice) -> None:
+    said: list[str] = []
+    heard = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(re.sub(r"\b[\d.]+ s\b", "N s", line))
+        if line.startswith("sealing"):
+            heard.set()
+
+    class Slow(ArithmeticDevice):
+        def seal(self) -> None:
+            assert heard.wait(60)
+            super().seal()
+
+    device.__class__ = Slow
+    warm_up(device, SHAPES, say, seconds_between_lines=0, seconds_between_signs=0.01)
+    assert said[3] == "sealing 3 shapes, N s so far"
+    assert said[-1] == "sealed, N s"
 
 
 def test_shapes_that_take_no_time_share_a_line(device: ArithmeticDevice) -> None:
