@@ -124,9 +124,7 @@ class TorchOps:
 
     def attend(self, qkv: Tensor, layer: int, form: AttentionForm) -> Tensor:
         q, k, v = _heads(qkv, form)
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._places.slots, k)
-        values.flatten(0, 1).index_copy_(0, self._places.slots, v)
+        keys, values = self._store(layer, k, v)
         positions = self._places.positions
         outputs = []
         if self._batch.decode is not None:
@@ -140,7 +138,7 @@ class TorchOps:
         return torch.cat(outputs)
 
     def select(self, x: Tensor) -> Tensor:
-        rows = [torch.arange(self._num_decode)]
+        rows = [torch.arange(self._num_decode, device=x.device)]
         if self._batch.prefill is not None:
             prefill = self._batch.prefill
             rows.append(self._num_decode + (prefill.starts + prefill.lengths - 1).clamp(min=0))
@@ -152,6 +150,13 @@ class TorchOps:
         self.tokens = greedy_tokens(self.logits) if sampling is None else sampled_tokens(self.logits, sampling)
         if self._batch.num_top is not None and self._batch.prefill is not None:
             self.scores = self._score(hidden[self._num_decode :], norm, head, self._batch.prefill, self._batch.num_top)
+
+    def _store(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's cache with the step's tokens in it. Here it is written to; a chip's graph makes a new one."""
+        cache = self._cache.keys[layer], self._cache.values[layer]
+        for blocks, new in zip(cache, (keys, values), strict=True):
+            blocks.flatten(0, 1).index_copy_(0, self._places.slots, new)
+        return cache
 
     def _attend_decode(self, q: Tensor, positions: Tensor, keys: Tensor, values: Tensor, form: AttentionForm) -> Tensor:
         assert self._batch.decode is not None
@@ -167,7 +172,7 @@ class TorchOps:
         """Every prompt's context answers every token, and each token takes its own prompt's answer: the shapes then
         do not depend on where prompts begin."""
         assert self._batch.prefill is not None
-        result = torch.zeros(len(q), form.num_heads * form.head_dim)
+        result = torch.zeros(len(q), form.num_heads * form.head_dim, device=q.device)
         for prompt, blocks in enumerate(self._batch.prefill.blocks):
             context = keys[blocks].flatten(0, 1)[None], values[blocks].flatten(0, 1)[None]
             answer = _attention(q[None], positions[None], *context, form)[0]
@@ -189,7 +194,7 @@ def _places(batch: TorchBatch, block_size: int) -> Places:
     owners = torch.zeros(0, dtype=torch.int64)
     if batch.decode is not None:
         part = batch.decode
-        column = torch.arange(part.tokens.shape[1])
+        column = torch.arange(part.tokens.shape[1], device=part.tokens.device)
         real = column < part.lengths[:, None]  # [R, W]
         at = torch.where(real, part.positions[:, None] + column, 0)
         block = torch.where(real, part.blocks.gather(1, at // block_size), 0)
@@ -198,10 +203,10 @@ def _places(batch: TorchBatch, block_size: int) -> Places:
         slots.append((block * block_size + at % block_size).flatten())
     if batch.prefill is not None:
         prompts = batch.prefill
-        place = torch.arange(len(prompts.tokens))[:, None]
+        place = torch.arange(len(prompts.tokens), device=prompts.tokens.device)[:, None]
         owned = (place >= prompts.starts) & (place < prompts.starts + prompts.lengths)  # [T, P]
         real = owned.any(dim=1)
-        owners = owned.to(torch.int8).argmax(dim=1)  # [T]
+        owners = (owned * torch.arange(owned.shape[1], device=place.device)).sum(dim=1)  # [T], one owner at most
         at = torch.where(real, prompts.positions[owners] + place[:, 0] - prompts.starts[owners], 0)
         block = torch.where(real, prompts.blocks[owners, at // block_size], 0)
         tokens.append(torch.where(real, prompts.tokens, 0))
@@ -214,7 +219,7 @@ def _attention(q: Tensor, positions: Tensor, keys: Tensor, values: Tensor, form:
     """Causal attention of each row's tokens over its own context, whose entry i is position i.
     q [rows, tokens, heads, head_dim], keys and values [rows, context, kv_heads, head_dim]
     -> [rows, tokens, heads * head_dim]"""
-    behind = positions[:, :, None] - torch.arange(keys.shape[1])  # [rows, tokens, context]
+    behind = positions[:, :, None] - torch.arange(keys.shape[1], device=keys.device)  # [rows, tokens, context]
     seen = behind >= 0 if form.window is None else (behind >= 0) & (behind < form.window)
     q, keys, values = (heads.transpose(1, 2) for heads in (q, keys, values))  # heads before tokens
     mixed = F.scaled_dot_product_attention(q, keys, values, seen[:, None], scale=form.scale, enable_gqa=True)

@@ -10,7 +10,8 @@ import torch
 
 from neuronserve.neuron_worker.device.base import DeviceOptions, PackedBatch
 from neuronserve.neuron_worker.device.graph.decoder import Model, decode_step, load_model
-from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice, tensors_of
+from neuronserve.neuron_worker.device.graph.torch_batch import tensors_of
+from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
 from neuronserve.neuron_worker.device.graph.torch_ops import (
     DecodeTensors,
     KvCache,
