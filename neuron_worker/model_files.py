@@ -7,6 +7,8 @@ from pathlib import Path
 from .errors import ConfigError
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+UNWANTED = ["consolidated*", "original/*", "onnx/*"]
+"""The same weights once more, in forms that nothing here reads."""
 
 
 def local_directory(model: str, revision: str | None = None, download_dir: str | None = None) -> str:
@@ -14,7 +16,9 @@ def local_directory(model: str, revision: str | None = None, download_dir: str |
         return model
     from huggingface_hub import snapshot_download
 
-    return str(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=WANTED))
+    return snapshot_download(
+        model, revision=revision, cache_dir=download_dir, allow_patterns=WANTED, ignore_patterns=UNWANTED
+    )
 
 
 def config_directory(model: str, revision: str | None = None, download_dir: str | None = None) -> str:
