@@ -20,11 +20,9 @@ from .config import NeuronConfig
 from .device import registry
 from .device.errors import DeviceError
 from .errors import ConfigError
+from .instances import install_line
 from .machine import CORES_PER_DEVICE, PLACEHOLDER, Interpreter, Machine
 from .values import near
-
-SDK_INDEX = "https://pip.repos.neuron.amazonaws.com"
-"""Where the SDK's Python packages are."""
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "transformers-neuronx": ("transformers-neuronx", "torch-neuronx", "neuronx-cc"),
@@ -146,7 +144,7 @@ def _missing(names: tuple[str, ...], python: Interpreter) -> list[str]:
 
 
 def _install(backend: str) -> str:
-    return f"pip install {backend} --extra-index-url {SDK_INDEX}, or name the SDK's Python in NEURONSERVE_DEVICE_PYTHON"
+    return f"{install_line(backend)}, or name the SDK's Python in NEURONSERVE_DEVICE_PYTHON"
 
 
 def _release(version: str) -> tuple[int, ...]:

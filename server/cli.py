@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from neuronserve.neuron_worker import legacy_args, overrides
+from neuronserve.neuron_worker import doctor, legacy_args, overrides
 from neuronserve.neuron_worker.config import ASKED_KEY, OPTIONS_KEY, ServeRequest, user_options
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
@@ -48,6 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_plan_flags(plan)
     plan.set_defaults(run=_plan)
+    look = commands.add_parser(
+        "doctor",
+        help="what this machine has, which device would serve, what to install",
+        description="Exits with 1 where a server would refuse to start. Loads no SDK and no model.",
+    )
+    _add_device_flags(look)
+    look.set_defaults(run=_doctor)
     show = commands.add_parser("version", help="versions of this package and what it serves with")
     show.set_defaults(run=_version)
     return parser
@@ -70,6 +77,21 @@ def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--additional-config", type=lambda text: legacy_args.json_object("additional_config", text))
     parser.add_argument("--speculative-config", type=lambda text: legacy_args.json_object("speculative_config", text))
     legacy_args.add_flags(parser)
+
+
+def _add_device_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", help="The device: auto, cpu, ...; without it NEURONSERVE_BACKEND, then auto.")
+    parser.add_argument("--device-python", help="The interpreter the device runs in, such as the SDK's own.")
+
+
+def _given(options: argparse.Namespace) -> dict[str, object]:
+    return {key: value for key in ("backend", "device_python") if (value := getattr(options, key)) is not None}
+
+
+def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    diagnosis = doctor.examine(_given(options), os.environ)
+    print(diagnosis.text)
+    return 0 if diagnosis.is_well else 1
 
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,9 @@ import pytest
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Interpreter, Machine, ask_interpreter, has_device, look
 
+from .fake_machine import make_machine
+
 PYTHON = Interpreter("python", "3.10.12", {"torch": "2.7.1"})
-
-
-def make_machine(
-    root: Path,
-    num_devices: int,
-    *,
-    driver: str | None = "2.21",
-    instance: str | None = None,
-    others: Sequence[str] = (),
-) -> Path:
-    """A tree with what the kernel of such a machine shows. `others`: names in /dev."""
-    for name in (*(f"neuron{number}" for number in range(num_devices)), *others):
-        _write(root / "dev" / name)
-    _write(root / "sys/module/loop/version", "1")
-    if driver is not None:
-        _write(root / "sys/module/neuron/version", f"{driver}\n")
-    if instance is not None:
-        _write(root / "sys/devices/virtual/dmi/id/product_name", f"{instance}\n")
-    return root
-
-
-def _write(path: Path, text: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def found(root: Path, device_python: str | None = None, **environ: str) -> Machine:
@@ -77,8 +54,8 @@ def test_a_device_file_without_its_driver(tmp_path: Path) -> None:
 
 
 def test_where_the_kernels_modules_cannot_be_seen_none_is_missed(tmp_path: Path) -> None:
-    _write(tmp_path / "dev" / "neuron0")
-    assert not found(tmp_path).driver_missing
+    root = make_machine(tmp_path, 1, driver=None, modules=())
+    assert not found(root).driver_missing
 
 
 @pytest.mark.parametrize(
