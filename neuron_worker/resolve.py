@@ -73,7 +73,7 @@ class Resolution:
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            kv_bytes=ITEM_BYTES[dtype],
+            kv_bytes=ITEM_BYTES[_float_type(config.capabilities.cache_dtype or config.dtype)],
             scratch_bytes=scratch // config.tensor_parallel_size,
             cores=config.tensor_parallel_size,
         )

@@ -161,6 +161,7 @@ class Capabilities:
     default_max_graphs: int  # the default ladder stays at or below this
     fine_prefill_ladder: bool  # small steps for short prompts are worth a graph each
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    cache_dtype: str | None = None  # of cached keys and values; None: the model's own type
     quantizations: tuple[str, ...] = ("int8",)
 
 

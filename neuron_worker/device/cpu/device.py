@@ -29,31 +29,13 @@ from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
 from ..graph.decoder import Model, decode_step, load_model
 from ..graph.ops import FloatType
 from ..graph.spec import kv_bytes_per_token
+from .capabilities import CAPABILITIES
 from .library import ISA_VARIABLE, TYPES, NativeMissing, Session, load, num_threads
 from .native_ops import NativeOps, Recording
 from .packer import NativePacker
 from .program import BoundProgram, Results, padding_batch
 
 log = logging.getLogger(__name__)
-
-CAPABILITIES = Capabilities(
-    name="cpu",
-    on_chip=False,
-    kv_layout="blocks",
-    mixes_prefill_and_decode=True,
-    splits_prompts=True,
-    all_live_rows_in_decode=False,
-    prompts_per_prefill=None,
-    outputs=("logits", "tokens"),
-    sampling="per_step",
-    max_top_k=None,
-    prompt_logprobs=True,
-    fused_speculation=False,
-    tensor_parallel_degrees=None,
-    default_max_num_seqs=32,
-    default_max_graphs=64,
-    fine_prefill_ladder=True,
-)
 
 
 def create(capabilities: Capabilities = CAPABILITIES) -> Device:

@@ -14,31 +14,13 @@ import numpy as np
 import torch
 
 from ..base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
+from ..cpu.capabilities import CAPABILITIES
 from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
 from .decoder import Model, decode_step, load_model
 from .spec import kv_bytes_per_token
 from .torch_batch import check_tokens, float_type, output_of, tensors_of
 from .torch_ops import KvCache, TorchOps, empty_cache
 from .torch_packer import TorchPacker
-
-CAPABILITIES = Capabilities(
-    name="cpu",
-    on_chip=False,
-    kv_layout="blocks",
-    mixes_prefill_and_decode=True,
-    splits_prompts=True,
-    all_live_rows_in_decode=False,
-    prompts_per_prefill=None,
-    outputs=("logits", "tokens"),
-    sampling="per_step",
-    max_top_k=None,
-    prompt_logprobs=True,
-    fused_speculation=False,
-    tensor_parallel_degrees=None,
-    default_max_num_seqs=16,
-    default_max_graphs=64,
-    fine_prefill_ladder=True,
-)
 
 
 class TorchDevice:
