@@ -29,10 +29,7 @@ _BACKENDS = {
     "arithmetic": _Backend(".arithmetic", "CAPABILITIES", "ArithmeticDevice"),
     "arithmetic-slots": _Backend(".arithmetic", "SLOT_CAPABILITIES", "ArithmeticDevice"),
     "transformers-neuronx": _Backend(".transformers_neuronx.capabilities", "CAPABILITIES", "create"),
-}
-
-_NOT_BUILT = {
-    "torch-neuronx": "the backend for graphs traced to the chip",
+    "torch-neuronx": _Backend(".torch_neuronx.capabilities", "CAPABILITIES", "create"),
 }
 
 DEFAULT = "cpu"
@@ -76,8 +73,6 @@ def _backend(name: str) -> _Backend:
     if name in _BACKENDS:
         return _BACKENDS[name]
     supported = ", ".join(("auto", *_BACKENDS))
-    if name in _NOT_BUILT:
-        raise UnknownBackend(f"backend={name!r}: {_NOT_BUILT[name]} is not built yet; use one of {supported}")
     raise UnknownBackend(f"backend={name!r} is not known; use one of {supported}")
 
 
