@@ -55,6 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_device_flags(look)
     look.set_defaults(run=_doctor)
+    check = commands.add_parser(
+        "verify",
+        help="contract, exactness and faults of this machine's device, as one table",
+        description="Brings the device up, on a tiny random model unless told otherwise. Exits with 1 on a failure.",
+    )
+    _add_device_flags(check)
+    check.add_argument("--model", help="A local directory; without it a tiny random model.")
+    check.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="Cores of the device.")
+    check.set_defaults(run=_verify)
     show = commands.add_parser("version", help="versions of this package and what it serves with")
     show.set_defaults(run=_version)
     return parser
@@ -92,6 +101,15 @@ def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
     diagnosis = doctor.examine(_given(options), os.environ)
     print(diagnosis.text)
     return 0 if diagnosis.is_well else 1
+
+
+def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from neuronserve.neuron_worker.verify import Asked, verify
+
+    asked = Asked(_given(options), options.model, options.tensor_parallel_size)
+    verdict = verify(asked, os.environ, lambda line: print(line, file=sys.stderr, flush=True))
+    print(verdict.text)
+    return 0 if verdict.passed else 1
 
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
