@@ -219,6 +219,28 @@ def change_routes() -> None:
     launched.register_api_routers = _mark(register_api_routers, original)
 
 
+# -- the error of a failed step
+
+
+STEP_FAILED = (
+    "the device failed while it computed this request, which ended here; the server recovers by itself: send it again"
+)
+
+
+def change_generation_error() -> None:
+    from vllm.exceptions import GenerationError
+
+    original = GenerationError.__init__
+    if _is_ours(original):
+        return
+    says_nothing = inspect.signature(original).parameters["message"].default
+
+    def __init__(self: Any, message: str = says_nothing) -> None:  # noqa: N807
+        original(self, STEP_FAILED if message == says_nothing else message)
+
+    GenerationError.__init__ = _mark(__init__, original)  # type: ignore[method-assign]
+
+
 EARLY = (
     Change(
         target="vllm.engine.arg_utils.EngineArgs and AsyncEngineArgs: __init__, add_cli_args",
@@ -258,6 +280,12 @@ CHANGES = (
         reason="/v1/embeddings and others that need another kind of model are a bare 404, which does not say why",
         until="vLLM names the task that a route needs",
         apply=change_routes,
+    ),
+    Change(
+        target="vllm.exceptions.GenerationError.__init__",
+        reason="'Internal server error' is all a client learns of its failed request: neither why, nor what to do",
+        until="an output can carry the message of its error",
+        apply=change_generation_error,
     ),
 )
 

@@ -1,7 +1,8 @@
 """A device's process that fails on demand, for tests: `<python> faulty_host.py <device folder> --socket ...`.
 
 Runs the real host with one more backend, the arithmetic device with faults. A file `faults.json` in the model's
-directory says what happens at which verb; it is removed when it strikes, so a restart finds none.
+directory says what happens at which verb, or at a prefill or a decode; each fault strikes once and is removed, so a
+restart finds none. A list is as many faults, one after the other.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ def strike(what: str, model_dir: Path, socket: int) -> None:
         (model_dir / "compiler").write_text(str(child.pid))
 
 
+def _replace(path: Path, faults: dict[str, Any]) -> None:
+    """In one go: whoever watches the file never reads half of it."""
+    path.with_suffix(".new").write_text(json.dumps(faults))
+    path.with_suffix(".new").replace(path)
+
+
 def faulty_device(device_module: Any, capabilities: Any, socket: int) -> Any:
     class FaultyDevice(device_module.ArithmeticDevice):  # type: ignore[misc]
         def load(self, model_dir: str, *arguments: Any) -> Any:
@@ -70,13 +77,24 @@ def faulty_device(device_module: Any, capabilities: Any, socket: int) -> Any:
 
         def run(self, batch: Any) -> Any:
             self._maybe("run")
+            self._maybe("decode" if batch.prefill is None else "prefill")
             return super().run(batch)
 
         def _maybe(self, verb: str) -> None:
             path = self._dir / "faults.json"
-            if path.exists() and verb in (faults := json.loads(path.read_text())):
+            if not path.exists():
+                return
+            faults = json.loads(path.read_text())
+            due = faults.pop(verb, [])
+            first, *rest = [due] if isinstance(due, str) else due or [None]
+            if first is None:
+                return
+            left = {**faults, **({verb: rest} if rest else {})}
+            if left:
+                _replace(path, left)
+            else:
                 path.unlink()
-                strike(faults[verb], self._dir, socket)
+            strike(first, self._dir, socket)
 
     return FaultyDevice(capabilities)
 

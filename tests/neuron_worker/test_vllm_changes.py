@@ -15,8 +15,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.config import ModelConfig, ParallelConfig
+from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
+from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.v1.engine.core import EngineCoreProc
 
 from neuronserve.neuron_worker import vllm_changes
@@ -155,3 +157,19 @@ def test_vllms_own_answer_does_not_say_why() -> None:
     answer = embeddings(inspect.unwrap(launchers_app.register_api_routers))
 
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+# -- the error of a failed step
+
+
+def test_a_failed_step_says_what_happened_and_what_to_do() -> None:
+    with pytest.raises(GenerationError, match=r"the device failed .* send it again"):
+        GenerateBaseServing._raise_if_error(None, "error", "cmpl-1")  # type: ignore[arg-type]
+    assert str(GenerationError("another reason")) == "another reason"
+    assert "retry" in str(RetryableRequestError())
+
+
+def test_vllms_own_error_says_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GenerationError, "__init__", inspect.unwrap(GenerationError.__init__))
+    with pytest.raises(GenerationError, match=r"^Internal server error$"):
+        GenerateBaseServing._raise_if_error(None, "error", "cmpl-1")  # type: ignore[arg-type]

@@ -1,0 +1,49 @@
+"""A device that fails under a real server: one clear error for who was running, an answer for who waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from neuronserve.neuron_worker.vllm_changes import STEP_FAILED
+
+from ..tools.faults import CASES, Answer, Case, FaultyServer, exhaust, faulty_server
+
+ALWAYS = ("prefill", "decode", "decode, then the restart's compile")
+"""Phases of the kills that are tested without `--full`."""
+
+
+@pytest.fixture(scope="session")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    with faulty_server(tmp_path_factory.mktemp("faulty")) as server:
+        yield server
+
+
+def marked(case: Case) -> object:
+    is_main = case.fault.startswith("kill") and case.phase in ALWAYS
+    return pytest.param(case, id=f"{case.fault} in {case.phase}", marks=() if is_main else pytest.mark.full)
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
+def test_who_ran_gets_one_error_and_who_waited_is_served(faulty: FaultyServer, case: Case) -> None:
+    outcome = faulty.run(case)
+
+    for answer, status in ((outcome.streaming, 200), (outcome.third, 200), (outcome.whole, 500)):
+        assert (answer.status, answer.errors, answer.finish_reason) == (status, (STEP_FAILED,), None)
+    served = Answer(200, faulty.good, (), "length")
+    assert (outcome.waiting, outcome.after) == (served, served)
+    assert outcome.leaks.words == "nothing"
+    assert faulty.health() == 200
+
+
+def test_a_device_that_does_not_come_back_ends_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with faulty_server(tmp_path_factory.mktemp("hopeless"), restarts=1) as server:
+        ending = exhaust(server, restarts=1)
+
+    assert ending.running.errors == (STEP_FAILED,)
+    assert ending.waiting.status == 500
+    assert ending.health in (503, None)  # None: it has exited already
+    said = [line for line in ending.log.splitlines() if "1 attempts to restart it in a row" in line]
+    assert any("CRITICAL" in line and "The last reason: " in line for line in said)
+    assert ending.left == ()
