@@ -24,7 +24,7 @@ def make(*arguments: str) -> str:
 
 
 def recipe(*arguments: str) -> str:
-    return make("--dry-run", *arguments)
+    return make("--dry-run", "--no-print-directory", *arguments)
 
 
 def test_serve_honours_port_and_sends_no_statistics() -> None:

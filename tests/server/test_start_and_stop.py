@@ -44,8 +44,9 @@ def what_it_said(server: Server) -> str:
 def tokens(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.startswith("data: {"):
-            choice: dict[str, Any] = json.loads(line[6:])["choices"][0]
-            yield choice
+            event: dict[str, Any] = json.loads(line[6:])
+            assert "choices" in event, event
+            yield event["choices"][0]
 
 
 def test_a_setting_that_cannot_be_served_is_one_line(model: str, tmp_path: Path) -> None:
