@@ -57,7 +57,7 @@ def lines(built: Collection[str]) -> list[str]:
         *how,
         *images,
         "on the host: the driver, aws-neuronx-dkms; in the environment: the runtime, aws-neuronx-runtime-lib",
-        "Inf1, Trn2 and Trn3 are not served yet",
+        "Inf1 is not served; on Trn2 and Trn3 torch-neuronx is tried, with nothing known of how it fares",
     ]
 
 

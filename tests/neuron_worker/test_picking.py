@@ -85,13 +85,24 @@ def test_a_backend_by_name_wins_over_what_is_there() -> None:
     assert "this machine's Neuron device is not used" in choice.why
 
 
+@pytest.mark.parametrize("instance", ["inf2.xlarge", "trn1.2xlarge", None])
+def test_without_the_classic_library_our_own_graphs_serve(instance: str | None) -> None:
+    sdk = replace(SDK, packages={"torch-neuronx": "2.9.0.2.11", "neuronx-cc": "2.22"})
+    assert pick(Asked(), replace(INF2, sdk=sdk, instance=instance)).backend == "torch-neuronx"
+
+
+def test_trn2_is_not_given_to_the_classic_library() -> None:
+    assert pick(Asked(), replace(INF2, instance="trn2.48xlarge")).backend == "torch-neuronx"
+
+
 def test_a_framework_that_cannot_be_followed_is_one_note() -> None:
-    sdk = replace(SDK, packages={**SDK.packages, "transformers-neuronx": "0.13"})
-    machine = replace(INF2, sdk=sdk, instance="inf2.xlarge")
+    choice = pick(Asked(framework="transformers-neuronx"), replace(INF2, instance="trn2.48xlarge"))
 
-    choice = pick(Asked(framework="transformers-neuronx"), machine)
-
-    assert (choice.backend, choice.notes) == ("transformers-neuronx", ())
+    assert choice.backend == "torch-neuronx"
+    assert choice.notes == (
+        "VLLM_NEURON_FRAMEWORK is not followed: the transformers-neuronx backend drives inf2 and trn1 and trn1n, this "
+        "is trn2.48xlarge",
+    )
 
 
 # -- room
