@@ -25,7 +25,7 @@ def marked(case: Case) -> object:
     return pytest.param(case, id=f"{case.fault} in {case.phase}", marks=() if is_main else pytest.mark.full)
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_who_ran_gets_one_error_and_who_waited_is_served(faulty: FaultyServer, case: Case) -> None:
     outcome = faulty.run(case)
 
