@@ -23,7 +23,8 @@ from .server import PATIENCE, VLLM, Server, free_port
 
 FAULTY_HOST = Path(__file__).resolve().parent.parent / "device" / "faulty_host.py"
 PLACES = 3
-LONG, SHORT = 1900, 8
+LENGTH = 32768
+LONG, SHORT = 30000, 8  # long: still running when the fault strikes, however fast the machine
 PROMPT = [(7 * i) % 60 + 3 for i in range(40)]
 Faults = dict[str, str | list[str]]
 
@@ -95,7 +96,7 @@ class FaultyServer:
     """A server of three places whose device fails on demand."""
 
     def __init__(self, directory: Path, *, restarts: int = 3, step_seconds: int = 3) -> None:
-        self.model = Path(tiny_model(directory / "tiny"))
+        self.model = Path(tiny_model(directory / "tiny", max_position_embeddings=LENGTH))
         python = directory / "faulty_python"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAULTY_HOST} "$@"\n')
         python.chmod(0o755)
@@ -106,7 +107,7 @@ class FaultyServer:
             "device_restarts": restarts,
         }
         command = [VLLM, "serve", str(self.model), "--host", "127.0.0.1", "--port", str(port := free_port())]
-        flags = {"max-model-len": 2048, "max-num-seqs": PLACES, "served-model-name": "tiny", "dtype": "float32"}
+        flags = {"max-model-len": LENGTH, "max-num-seqs": PLACES, "served-model-name": "tiny", "dtype": "float32"}
         command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         command += ["--additional-config", json.dumps({"neuronserve": options})]
         self.server = Server(command, port, directory / "log")
