@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -241,6 +242,32 @@ def change_generation_error() -> None:
     GenerationError.__init__ = _mark(__init__, original)  # type: ignore[method-assign]
 
 
+# -- draining
+
+
+def change_drain() -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    original = AsyncLLM.shutdown
+    if _is_ours(original):
+        return
+
+    def shutdown(self: Any, timeout: float | None = None) -> None:
+        original(self, _wait_for_answers(self, timeout) if timeout else timeout)
+
+    AsyncLLM.shutdown = _mark(shutdown, original)  # type: ignore[method-assign]
+
+
+def _wait_for_answers(engine: Any, timeout: float) -> float:
+    """Until the requests of this moment have been answered, or the time is up. Seconds that are left."""
+    deadline = time.monotonic() + timeout
+    states = engine.output_processor.request_states
+    pending = set(states)
+    while time.monotonic() < deadline and not engine.errored and any(request in states for request in pending):
+        time.sleep(0.02)
+    return max(0.0, deadline - time.monotonic())
+
+
 EARLY = (
     Change(
         target="vllm.engine.arg_utils.EngineArgs and AsyncEngineArgs: __init__, add_cli_args",
@@ -286,6 +313,12 @@ CHANGES = (
         reason="'Internal server error' is all a client learns of its failed request: neither why, nor what to do",
         until="an output can carry the message of its error",
         apply=change_generation_error,
+    ),
+    Change(
+        target="vllm.v1.engine.async_llm.AsyncLLM.shutdown",
+        reason="a drained engine exits at once; a server that lags behind it loses the ends of its streams",
+        until="vLLM waits for the answers, not only for the engine",
+        apply=change_drain,
     ),
 )
 

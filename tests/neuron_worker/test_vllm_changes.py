@@ -6,7 +6,9 @@ import inspect
 import socket
 import subprocess
 import sys
+import threading
 from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
 from vllm.exceptions import GenerationError, RetryableRequestError
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCoreProc
 
 from neuronserve.neuron_worker import vllm_changes
@@ -173,3 +176,45 @@ def test_vllms_own_error_says_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GenerationError, "__init__", inspect.unwrap(GenerationError.__init__))
     with pytest.raises(GenerationError, match=r"^Internal server error$"):
         GenerateBaseServing._raise_if_error(None, "error", "cmpl-1")  # type: ignore[arg-type]
+
+
+class LaggingServer:
+    """What `AsyncLLM.shutdown` touches: an engine with nothing left to do, and a request not yet answered."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.output_processor = SimpleNamespace(request_states={"a": object()})
+        self.engine_core: Any = None
+        self.unanswered_when_the_engine_ends: list[str] = []
+
+    def answer(self) -> None:
+        self.output_processor.request_states.clear()
+
+    def end(self, shutdown: Any, timeout: float | None) -> list[str]:
+        def engine_ends(timeout: float | None = None) -> None:
+            self.unanswered_when_the_engine_ends = list(self.output_processor.request_states)
+
+        self.engine_core = SimpleNamespace(shutdown=engine_ends)
+        shutdown(self, timeout)
+        return self.unanswered_when_the_engine_ends
+
+
+def test_the_engine_ends_after_the_answers() -> None:
+    server = LaggingServer()
+    answering = threading.Timer(0.2, server.answer)
+    answering.start()
+
+    assert server.end(AsyncLLM.shutdown, timeout=60.0) == []
+
+
+def test_the_drain_s_limit_cuts_what_is_unanswered() -> None:
+    assert LaggingServer().end(AsyncLLM.shutdown, timeout=0.1) == ["a"]
+
+
+def test_without_a_limit_nothing_is_waited_for() -> None:
+    assert LaggingServer().end(AsyncLLM.shutdown, timeout=0.0) == ["a"]
+
+
+def test_vllms_own_shutdown_does_not_wait() -> None:
+    assert LaggingServer().end(inspect.unwrap(AsyncLLM.shutdown), timeout=60.0) == ["a"]
