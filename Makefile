@@ -15,7 +15,12 @@ BIN := $(VENV)/bin
 QUIET := VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo-model serve test test-full lint format bench wheelhouse dist lock clean distclean
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+SDK_IMAGE =
+DOCKER ?= docker
+
+.PHONY: help install demo-model serve test test-full lint format bench wheelhouse dist lock clean distclean \
+  neuronx-tgi neuronx-sagemaker neuronx-vllm tpu-tgi cpu-tgi cpu-sagemaker cpu-vllm
 
 help:
 	@echo 'make serve        set up, prepare the demo model, serve it on port $(PORT)'
@@ -28,6 +33,8 @@ help:
 	@echo 'make wheelhouse   every wheel an installation needs, with hashes, in wheelhouse/'
 	@echo 'make dist         our sdist and wheel, in dist/'
 	@echo 'make lint         ruff and mypy;  make format  rewrites;  make lock  renews requirements.lock'
+	@echo 'make neuronx-tgi  the TGI image for Neuron chips (also neuronx-sagemaker, neuronx-vllm)'
+	@echo 'make cpu-tgi      the same image on the embedded cpu device (also cpu-sagemaker, cpu-vllm, tpu-tgi)'
 	@echo 'make clean        remove what was built;  make distclean  also $(VENV), .peers and wheelhouse/'
 
 install:
@@ -69,6 +76,19 @@ dist: install
 
 lock: install
 	@$(BIN)/python scripts/lock.py
+
+# The images: docker/README.md. `name:version` and `name:latest`, as the documents type them.
+image = $(DOCKER) build --file docker/$(1).Dockerfile --target $(2) --tag $(3):$(VERSION) --tag $(3):latest $(4) .
+
+neuronx-tgi neuronx-sagemaker neuronx-vllm: neuronx-%:
+	@$(call image,neuron,$*,neuronx-$*,$(if $(SDK_IMAGE),--build-arg SDK_IMAGE=$(SDK_IMAGE)))
+
+cpu-tgi cpu-sagemaker cpu-vllm: cpu-%:
+	@$(call image,cpu,$*,neuronserve-cpu-$*)
+
+tpu-tgi:
+	@echo 'tpu-tgi: TPUs are not driven; this is the image that serves the same flags on the cpu device'
+	@$(call image,cpu,tgi,tpu-tgi)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,9 @@ In: this checkout, requirements.lock, pip's index. Out: the environment with tor
 source as a pure-Python package, this project (editable) and the compiled CPU kernels. Each step leaves a digest of
 what it was made from; a step runs again when that changes, and all later ones with it. Progress goes to stderr.
 
-    python3 scripts/set_up.py [--venv .venv]
+    python3 scripts/set_up.py [--venv .venv] [--product]
+
+With --product, what serves alone, for an image: this project installed as a wheel, and nothing that only tests need.
 
 Needs the standard library alone, and runs on Pythons too old for the product so that they get the one line saying so.
 """
@@ -129,8 +131,9 @@ def missing(machine: Machine, needed_gb: float = DISK_GB) -> list[str]:
 class Environment:
     """The virtual environment: its paths, its pip, and the digests of the steps done in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, product: bool = False) -> None:
         self.folder = folder
+        self.product = product  # independent of this checkout, and without the tests' requirements
         self.python = folder / "bin" / "python"
         self.wheels = folder / "wheels"
         self.log = folder / "set-up.log"
@@ -262,8 +265,12 @@ def install_torch(environment: Environment) -> None:
     environment.pip("install", "--no-deps", *torch_source(environment), pinned("torch"))
 
 
+def requirement_sections(environment: Environment) -> tuple[str, ...]:
+    return ("serve",) if environment.product else ("serve", "test")
+
+
 def install_requirements(environment: Environment) -> None:
-    install_locked(environment, "serve", "test")
+    install_locked(environment, *requirement_sections(environment))
 
 
 def vllm_build_environment() -> dict[str, str]:
@@ -292,7 +299,8 @@ def install_vllm(environment: Environment) -> None:
 
 
 def install_ourselves(environment: Environment) -> None:
-    environment.pip("install", "--no-deps", "--no-build-isolation", "--editable", ".")
+    here = ["."] if environment.product else ["--editable", "."]
+    environment.pip("install", "--no-deps", "--no-build-isolation", *here)
     check_requirements(environment)
 
 
@@ -309,8 +317,8 @@ def check_requirements(environment: Environment) -> None:
 
 
 def build_kernels(environment: Environment) -> None:
-    if not (CPU_FOLDER / "build.py").exists():
-        return
+    if environment.product or not (CPU_FOLDER / "build.py").exists():
+        return  # a wheel brings its own
     environment.run(
         "-c",
         "import pathlib, sys; from neuronserve.neuron_worker.device.cpu.build import build; "
@@ -332,12 +340,14 @@ def contents(*paths: Path) -> list[str]:
 
 def steps(environment: Environment) -> list[Step]:
     kernels = sorted([*CPU_FOLDER.glob("kernels/*"), CPU_FOLDER / "build.py"])
+    sections = requirement_sections(environment)
+    needed_by = "vLLM needs" if environment.product else "vLLM and the tests need"
     return [
         # Console scripts hold absolute paths, so a moved checkout gets a new environment.
         Step("environment", "virtual environment", make_environment, [str(environment.folder), sys.version]),
         Step("build", "build tools", install_build_tools, locked("build")),
         Step("torch", f"{pinned('torch')}, CPU build, 0.2 GB", install_torch, [pinned("torch")]),
-        Step("requirements", "what vLLM and the tests need, 0.6 GB", install_requirements, locked("serve", "test")),
+        Step("requirements", f"what {needed_by}, 0.6 GB", install_requirements, locked(*sections)),
         Step("vllm", f"{pinned('vllm')} from source, pure Python", install_vllm, [pinned("vllm"), VLLM_SHA256]),
         Step("neuronserve", "neuronserve", install_ourselves, contents(ROOT / "pyproject.toml", ROOT / "setup.py")),
         Step("kernels", "CPU kernels", build_kernels, contents(*kernels)),
@@ -385,11 +395,12 @@ def wait_for_turn(guard: TextIO) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Set up everything in one virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    parser.add_argument("--product", action="store_true", help="what serves alone, not tied to this checkout")
     options = parser.parse_args()
     try:
         with Path(__file__).open() as guard:
             wait_for_turn(guard)
-            set_up(Environment(options.venv.absolute()))
+            set_up(Environment(options.venv.absolute(), options.product))
     except SetUpError as error:
         say(f"neuronserve: {error}")
         return 1

@@ -1,0 +1,145 @@
+"""The images' entrypoint: which command it becomes, and as whom."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+
+import entrypoint  # isort: skip
+
+LAUNCHER = "text-generation-launcher"
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="dropping root needs root")
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments", "becomes"),
+    [
+        ("tgi", ["--model-id", "/data/m"], [LAUNCHER, "--model-id", "/data/m"]),
+        ("tgi", ["--help"], [LAUNCHER, "--help"]),
+        ("sagemaker", ["serve"], [LAUNCHER, "--port", "8080"]),
+        ("sagemaker", [], [LAUNCHER, "--port", "8080"]),
+        ("vllm", ["--model", "m"], ["vllm", "serve", "--model", "m"]),
+        ("vllm", ["serve", "m", "--device", "neuron"], ["vllm", "serve", "m", "--device", "neuron"]),
+        ("vllm", ["vllm", "serve", "m"], ["vllm", "serve", "m"]),
+    ],
+)
+def test_command_line(role: str, arguments: Sequence[str], becomes: list[str]) -> None:
+    assert entrypoint.command_line(role, arguments) == becomes
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments", "environ", "port"),
+    [
+        ("tgi", [], {"PORT": "80"}, 80),
+        ("tgi", [], {}, 3000),
+        ("tgi", ["-p", "8081"], {"PORT": "80"}, 8081),
+        ("tgi", ["--port=8081"], {"PORT": "80"}, 8081),
+        ("sagemaker", ["serve"], {"PORT": "80"}, 8080),
+        ("sagemaker", ["serve", "--port", "8081"], {}, 8081),
+        ("vllm", ["m"], {"PORT": "80"}, 8000),
+        ("vllm", ["m", "--port", "9000", "--port", "9001"], {}, 9001),
+        ("vllm", ["m", "--port"], {}, 8000),
+    ],
+)
+def test_listening_port(role: str, arguments: Sequence[str], environ: dict[str, str], port: int) -> None:
+    command = entrypoint.command_line(role, arguments)
+
+    assert entrypoint.listening_port(role, command, environ) == port
+
+
+def nobody() -> pwd.struct_passwd:
+    return pwd.getpwnam("nobody")
+
+
+def closed_to_others(folder: Path) -> Path:
+    """A directory of root's, reachable by everybody: what a root-owned /data is."""
+    for above in (folder, *folder.parents):
+        if above.owner() == "root" and above != Path("/") and not above.stat().st_mode & 0o001:
+            above.chmod(above.stat().st_mode | 0o011)
+    data = folder / "data"
+    data.mkdir(mode=0o755)
+    return data
+
+
+@ROOT_ONLY
+def test_root_goes_where_an_ordinary_user_can_serve(tmp_path: Path) -> None:
+    data = closed_to_others(tmp_path)
+    os.chown(data, nobody().pw_uid, -1)
+
+    assert entrypoint.obstacles_as(nobody(), 0, [data, data / "not" / "yet"], []) == []
+
+
+@ROOT_ONLY
+def test_root_stays_for_a_root_owned_data_directory(tmp_path: Path) -> None:
+    data = closed_to_others(tmp_path)
+
+    assert entrypoint.obstacles_as(nobody(), 0, [data], []) == [f"write {data}"]
+
+
+@ROOT_ONLY
+def test_root_stays_for_files_that_root_left_in_the_data_directory(tmp_path: Path) -> None:
+    data = closed_to_others(tmp_path)
+    os.chown(data, nobody().pw_uid, -1)
+    (data / "models").mkdir(mode=0o755)
+
+    assert entrypoint.obstacles_as(nobody(), 0, [data], []) == [f"write {data}"]
+
+
+@ROOT_ONLY
+def test_root_stays_for_a_device_of_root(tmp_path: Path) -> None:
+    device = closed_to_others(tmp_path) / "neuron0"
+    device.touch(mode=0o600)
+
+    assert entrypoint.obstacles_as(nobody(), 0, [], [str(device)]) == [f"open {device}"]
+
+
+@ROOT_ONLY
+def test_a_device_of_a_group_is_opened_through_the_group(tmp_path: Path) -> None:
+    device = closed_to_others(tmp_path) / "neuron0"
+    device.touch()
+    os.chown(device, 0, 4242)
+    device.chmod(0o660)
+
+    assert entrypoint.obstacles_as(nobody(), 0, [], [str(device)]) == []
+
+
+def test_a_taken_port_is_left_to_the_server_to_report() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+
+        assert entrypoint.obstacles(taken.getsockname()[1], [], []) == []
+
+
+@ROOT_ONLY
+def test_the_server_replaces_the_entrypoint_as_the_ordinary_user(tmp_path: Path) -> None:
+    """One process from docker's signal to the server's: a stand-in for the launcher says who and what it is."""
+    data = closed_to_others(tmp_path)
+    os.chown(data, nobody().pw_uid, -1)
+    launcher = tmp_path / LAUNCHER
+    launcher.write_text('#!/bin/sh\necho "$$ $(id -un) $HOME $*"\n')
+    launcher.chmod(0o755)
+    start = "import entrypoint; entrypoint.USER = 'nobody'; entrypoint.main(['tgi', '--port', '0'])"
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_HOME": str(data), "PYTHONPATH": str(ROOT / "docker")}
+
+    with subprocess.Popen(
+        [sys.executable, "-c", start], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        out, err = process.communicate(timeout=60)
+
+    assert out.split() == [str(process.pid), "nobody", nobody().pw_dir, "--port", "0"], err
+    assert err == "entrypoint: serving as user nobody\n"
+
+
+def test_an_unknown_role_is_refused_by_name() -> None:
+    with pytest.raises(SystemExit, match="one of tgi, sagemaker, vllm; given: 'bash'"):
+        entrypoint.main(["bash"])
