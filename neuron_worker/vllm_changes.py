@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from . import legacy_args, startup_errors
+from . import engine_end, legacy_args, startup_errors
 
 
 @dataclass(frozen=True)
@@ -242,6 +242,46 @@ def change_generation_error() -> None:
     GenerationError.__init__ = _mark(__init__, original)  # type: ignore[method-assign]
 
 
+# -- the engine's end
+
+
+def change_engine_dead_error() -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    original = EngineDeadError.__init__
+    if _is_ours(original):
+        return
+
+    def __init__(self: Any, *args: Any, **keywords: Any) -> None:  # noqa: N807
+        original(self, *args, **keywords)
+        self.args = (engine_end.CLIENTS_ARE_TOLD, *args)
+
+    EngineDeadError.__init__ = _mark(__init__, original)  # type: ignore[method-assign]
+
+
+HANDLERS = "vllm.entrypoints.serve.exception_handling.handlers.vllm_error"
+ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+
+
+def change_end_of_server() -> None:
+    from vllm import envs
+    from vllm.entrypoints.launchers import launcher
+
+    original = launcher.terminate_if_errored
+    if not _is_ours(original):
+
+        def terminate_if_errored(server: Any, engine: Any) -> None:
+            engine_end.end_server_later(server, engine, envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH)
+
+        launcher.terminate_if_errored = _mark(terminate_if_errored, original)
+    if (handlers := sys.modules.get(HANDLERS)) is not None:  # it has the function by name
+        handlers.__dict__["terminate_if_errored"] = launcher.terminate_if_errored
+    # Only a server has loaded it; the engine's process need not.
+    if (entry := sys.modules.get(ENTRY)) is not None and not _is_ours(entry.__dict__["build_and_serve"]):
+        build_and_serve = entry.__dict__["build_and_serve"]
+        entry.__dict__["build_and_serve"] = _mark(functools.partial(engine_end.serve, build_and_serve), build_and_serve)
+
+
 # -- draining
 
 
@@ -313,6 +353,18 @@ CHANGES = (
         reason="'Internal server error' is all a client learns of its failed request: neither why, nor what to do",
         until="an output can carry the message of its error",
         apply=change_generation_error,
+    ),
+    Change(
+        target="vllm.v1.engine.exceptions.EngineDeadError.__init__",
+        reason="'EngineCore encountered an issue. See stack trace (above)' is no help to a client, who has no trace",
+        until="vLLM's message is for clients",
+        apply=change_engine_dead_error,
+    ),
+    Change(
+        target="vllm.entrypoints.launchers: launcher.terminate_if_errored, api_server.entry.build_and_serve",
+        reason="a server whose engine died closes its port at once and exits with 0: no probe sees a 503, no restart",
+        until="vLLM stays for a probe and exits with another status",
+        apply=change_end_of_server,
     ),
     Change(
         target="vllm.v1.engine.async_llm.AsyncLLM.shutdown",

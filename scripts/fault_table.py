@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from neuronserve.neuron_worker.engine_end import GRACE_SECONDS  # noqa: E402
 from neuronserve.neuron_worker.vllm_changes import STEP_FAILED  # noqa: E402
 from tests.tools.faults import CASES, Answer, Ending, FaultyServer, Outcome, exhaust, faulty_server  # noqa: E402
 
@@ -63,13 +64,13 @@ def row(outcome: Outcome, good: str) -> str:
 
 
 def last_row(ending: Ending) -> str:
-    health = "nobody listens" if ending.health is None else f"`/health` {ending.health}"
+    health = "`/health` " + ", then ".join("nobody listens" if one is None else str(one) for one in ending.health)
     cells = (
         "kill -9, and no restart works",
         "decode",
         _words(ending.running, ""),
         ending.waiting.outcome,
-        f"{health}; the server exits with {ending.exit_code}",
+        f"{ending.after.outcome}; {health}; the server exits with {ending.exit_code}",
         "never",
         f"{len(ending.left)} processes" if ending.left else "nothing",
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from neuronserve.neuron_worker.engine_end import CLIENTS_ARE_TOLD, LAST_WORDS
 from neuronserve.neuron_worker.vllm_changes import STEP_FAILED
 
 from ..tools.faults import CASES, Answer, Case, FaultyServer, exhaust, faulty_server
@@ -42,8 +43,11 @@ def test_a_device_that_does_not_come_back_ends_the_server(tmp_path_factory: pyte
         ending = exhaust(server, restarts=1)
 
     assert ending.running.errors == (STEP_FAILED,)
-    assert ending.waiting.status == 500
-    assert ending.health in (503, None)  # None: it has exited already
+    assert (ending.waiting.status, ending.waiting.errors) == (500, (CLIENTS_ARE_TOLD,))
+    assert ending.after == ending.waiting
+    assert ending.health in ((503,), (503, None))  # for as long as there is somebody to answer
+    assert ending.exit_code == 1
+    assert ending.log.rstrip().splitlines()[-1] == LAST_WORDS
     said = [line for line in ending.log.splitlines() if "1 attempts to restart it in a row" in line]
     assert any("CRITICAL" in line and "The last reason: " in line for line in said)
     assert ending.left == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import socket
 import subprocess
@@ -20,11 +21,13 @@ from vllm.config import ModelConfig, ParallelConfig
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
+from vllm.entrypoints.launchers.api_server import entry
 from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from neuronserve.neuron_worker import vllm_changes
+from neuronserve.neuron_worker import engine_end, vllm_changes
 from neuronserve.neuron_worker.vllm_changes import CHANGES, EARLY
 
 from .tiny_model import SMOLLM2_HEADS, tiny_model
@@ -176,6 +179,77 @@ def test_vllms_own_error_says_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GenerationError, "__init__", inspect.unwrap(GenerationError.__init__))
     with pytest.raises(GenerationError, match=r"^Internal server error$"):
         GenerateBaseServing._raise_if_error(None, "error", "cmpl-1")  # type: ignore[arg-type]
+
+
+# -- the engine's end
+
+
+class Engine:
+    """What the end of a server looks at."""
+
+    errored, is_running = True, False
+
+    def __init__(self, exit_code: int | None, *, said_so: bool = True) -> None:
+        manager = SimpleNamespace(processes=[SimpleNamespace(exitcode=exit_code)])
+        self.engine_core = SimpleNamespace(resources=SimpleNamespace(engine_dead=said_so, engine_manager=manager))
+
+
+async def ending(terminate: Any, engine: Engine, grace: float) -> tuple[bool, bool]:
+    """Whether the server is told to end: at once, and in the end."""
+    server = SimpleNamespace(should_exit=False)
+    terminate(server, engine)
+    at_once = server.should_exit
+    await asyncio.sleep(grace)
+    return at_once, server.should_exit
+
+
+@pytest.mark.parametrize(
+    ("engine", "dies"),
+    [
+        (Engine(None), True),
+        (Engine(1), True),
+        (Engine(0), False),  # the terminal's Ctrl-C reached it too
+        (Engine(1, said_so=False), False),  # this process is ending it
+    ],
+)
+def test_a_server_stays_a_while_after_its_engine(engine: Engine, dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_end, "GRACE_SECONDS", 0.05)
+    assert asyncio.run(ending(launcher.terminate_if_errored, engine, 0.5)) == (False, dies)
+
+
+def test_a_server_that_is_to_stay_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_end, "GRACE_SECONDS", 0.05)
+    monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
+    assert asyncio.run(ending(launcher.terminate_if_errored, Engine(1), 0.5)) == (False, False)
+
+
+def test_vllms_own_server_ends_at_once() -> None:
+    assert asyncio.run(ending(inspect.unwrap(launcher.terminate_if_errored), Engine(1), 0.0)) == (True, True)
+
+
+def test_the_end_of_an_engine_is_an_exit_status() -> None:
+    async def done() -> None: ...
+
+    async def build_and_serve(engine: Engine) -> Any:
+        launcher.terminate_if_errored(SimpleNamespace(), engine)
+        return done()
+
+    async def run(engine: Engine) -> None:
+        await (await engine_end.serve(build_and_serve, engine))
+
+    asyncio.run(run(Engine(0)))
+    with pytest.raises(SystemExit, match="the engine's last CRITICAL line above says why"):
+        asyncio.run(run(Engine(1)))
+    assert entry.build_and_serve.func is engine_end.serve  # type: ignore[attr-defined]
+
+
+def test_the_error_of_a_dead_engine_is_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "send the request again" in str(EngineDeadError())
+    monkeypatch.setattr(EngineDeadError, "__init__", inspect.unwrap(EngineDeadError.__init__))
+    assert "See stack trace" in str(EngineDeadError())
+
+
+# -- draining
 
 
 class LaggingServer:

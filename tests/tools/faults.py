@@ -283,7 +283,8 @@ class Ending:
 
     running: Answer
     waiting: Answer
-    health: int | None
+    after: Answer
+    health: tuple[int | None, ...]  # every answer that differs from the one before; None: nobody listens
     exit_code: int
     log: str
     left: tuple[int, ...]  # processes
@@ -299,12 +300,17 @@ def exhaust(server: FaultyServer, restarts: int) -> Ending:
     server.server.wait_for_metric("vllm:num_requests_waiting", 1)
     server.arm({"decode": "die", "load": ["die"] * restarts})
     running, waited = clients[0].answer(), waiting.answer()
-    health = server.health()
+    after = server.complete(SHORT)
+    health = [server.health()]
+    while server.server.process.poll() is None:
+        if (now := server.health()) != health[-1]:
+            health.append(now)
+        time.sleep(0.1)
     code = server.server.wait()
     give_up = time.monotonic() + 10
     while (left := [pid for pid in family if is_running(pid)]) and time.monotonic() < give_up:
         time.sleep(0.1)
-    return Ending(running, waited, health, code, server.server.output, tuple(left))
+    return Ending(running, waited, after, tuple(health), code, server.server.output, tuple(left))
 
 
 def is_running(pid: int) -> bool:
