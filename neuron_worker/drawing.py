@@ -11,7 +11,7 @@ draws a random number per token of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from neuronserve.neuron_worker.device.base import Float32
 from neuronserve.neuron_worker.state import Ending
+from neuronserve.neuron_worker.tgi_rules import keep_typical
 
 Float64 = NDArray[np.float64]
 
@@ -53,12 +54,15 @@ class Draws:
 
 
 class InverseDraw(torch.nn.Module):
-    """Has the form of vLLM's `TopKTopPSampler`. `uniforms` is set before each call: one number per row, None for rows
-    that are not drawn at random."""
+    """Has the form of vLLM's `TopKTopPSampler`. Set before each call: `uniforms`, one number per row, None for rows
+    that are not drawn at random; and `typical_p` of the rows that it limits. After it `scores` are what was left."""
+
+    scores: torch.Tensor
 
     def __init__(self, logprobs_mode: str) -> None:
         super().__init__()
         self.uniforms: Sequence[float | None] = ()
+        self.typical_p: Mapping[int, float] = {}
         self._returns_logits = logprobs_mode == "processed_logits"
         self._returns_logprobs = logprobs_mode == "processed_logprobs"
 
@@ -77,8 +81,11 @@ class InverseDraw(torch.nn.Module):
                 top_k = rows.shape[1] if k is None else int(k[index])
                 top_p = 1.0 if p is None else float(p[index])
                 weights = limited(rows[index], top_k, top_p)
+                if index in self.typical_p:
+                    keep_typical(weights, self.typical_p[index])
                 drawn[index] = pick(weights, uniform)
                 rows[index][weights == 0] = -np.inf
+        self.scores = logits
         if self._returns_logits:
             return torch.from_numpy(drawn), logits
         return torch.from_numpy(drawn), logits.log_softmax(dim=-1) if self._returns_logprobs else None

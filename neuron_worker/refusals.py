@@ -15,6 +15,7 @@ from .config import NeuronConfig
 from .device.base import Capabilities
 from .errors import ConfigError
 from .parameters import NEED_LOGITS, NEED_OUR_RULE, asked
+from .tgi_rules import TgiRules
 
 _V2_KEY = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -127,6 +128,7 @@ def check_request(inputs: Mapping[str, Any], params: Any, config: NeuronConfig) 
     _check_vocabulary(tokens, config.vocab_size)
     _check_length(len(tokens), config)
     _check_prompt_scores(params, config.capabilities)
+    TgiRules.of(params)  # a mark that makes no sense is refused here
     if config.samples_by_its_own_rule:
         check_sampling(params, config.capabilities, is_greedy=config.is_greedy_compiled_in)
 
@@ -160,7 +162,8 @@ def _check_prompt_scores(params: Any, capabilities: Capabilities) -> None:
 def check_sampling(params: Any, capabilities: Capabilities, *, is_greedy: bool = False) -> None:
     """On a device that draws tokens by rules compiled into it. `is_greedy`: it can do nothing else."""
     remedy = "or start the server with --neuronserve.sampling host"
-    if found := asked(params, {**NEED_LOGITS, **NEED_OUR_RULE}):
+    rules = TgiRules.of(params) or TgiRules()
+    if found := {**asked(params, {**NEED_LOGITS, **NEED_OUR_RULE}), **rules.asked}:
         what = ", ".join(f"{name}={value!r}" for name, value in found.items())
         raise ValueError(
             f"{what} needs logits on the host, but sampling is compiled into the {capabilities.name} device; "

@@ -2,7 +2,8 @@
 
 A request is decided once, when it joins, from its own parameters alone: what the device can honour is sampled
 there and only the token id crosses; everything else gets its logits on the host and goes through vLLM's own
-sampler, with our draw for its last stage. So a row never depends on its neighbours.
+sampler (`row_sampler.py`: with our draw for its last stage, and with TGI's rules for TGI's rows). So a row never
+depends on its neighbours.
 
 Knows vLLM's sampling parameters and sampler. Knows no scheduler, no blocks, no text.
 """
@@ -17,14 +18,15 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.sampling_params import SamplingType
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors, build_logitsprocs
-from vllm.v1.sample.sampler import Sampler
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from neuronserve.neuron_worker.device.base import Capabilities, Float32, Want
-from neuronserve.neuron_worker.drawing import Draws, InverseDraw
+from neuronserve.neuron_worker.drawing import Draws
 from neuronserve.neuron_worker.parameters import NEED_LOGITS, asked
+from neuronserve.neuron_worker.row_sampler import RowSampler, TgiRow
 from neuronserve.neuron_worker.state import Ending, LiveRequest
+from neuronserve.neuron_worker.tgi_rules import TgiRules
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,11 +45,16 @@ class Decider:
 
     def __call__(self, params: SamplingParams) -> Ending:
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
-        if not self._on_device or top_k > self._max_top_k or asked(params, NEED_LOGITS):
+        if not self._on_device or top_k > self._max_top_k or _needs_logits(params):
             return Ending(Want.LOGITS, seed=params.seed)
         if params.sampling_type == SamplingType.GREEDY:
             return Ending(Want.TOKEN)
         return Ending(Want.TOKEN, params.temperature, top_k, params.top_p, params.min_p, params.seed)
+
+
+def _needs_logits(params: SamplingParams) -> bool:
+    rules = TgiRules.of(params)
+    return bool(asked(params, NEED_LOGITS)) or (rules is not None and bool(rules.asked))
 
 
 class HostSample(NamedTuple):
@@ -71,9 +78,7 @@ class HostSampler:
                 is_pooling_model=False,
                 custom_logitsprocs=tuple(model.logits_processors or ()),
             )
-            self._sampler = Sampler(logprobs_mode=model.logprobs_mode)
-            self._draw = InverseDraw(model.logprobs_mode)
-            self._sampler.topk_topp_sampler = self._draw  # type: ignore[assignment]
+            self._sampler = RowSampler(model.logprobs_mode, has_custom_processors=self.has_custom_processors)
             self._batch = self._make_batch(vllm_config, vocab_size, self._processors)
         self._draws = draws
         self._members: dict[str, LiveRequest] = {}
@@ -116,7 +121,7 @@ class HostSampler:
         if grammar is not None:
             apply_grammar_bitmask(scheduled, grammar, self._batch, table)
         order = [self._members[id] for id in self._batch.req_ids]
-        self._draw.uniforms = [self._uniform(request) for request in order]
+        self._sampler.arrange([self._uniform(request) for request in order], _tgi_rows(order))
         drawn = self._sampler(table, self._batch.sampling_metadata)
         logprobs = None if drawn.logprobs_tensors is None else drawn.logprobs_tensors.tolists()
         return HostSample(order, drawn.sampled_token_ids[:, 0].tolist(), logprobs)
@@ -138,6 +143,11 @@ class HostSampler:
         if request.params.sampling_type == SamplingType.GREEDY:
             return None
         return self._draws(request.ending, len(request.output))
+
+
+def _tgi_rows(requests: Sequence[LiveRequest]) -> dict[int, TgiRow]:
+    rules = ((index, request, TgiRules.of(request.params)) for index, request in enumerate(requests))
+    return {index: TgiRow(own, request) for index, request, own in rules if own is not None}
 
 
 def _as_vllm_knows_it(request: LiveRequest) -> CachedRequestState:
