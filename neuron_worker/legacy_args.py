@@ -8,6 +8,7 @@
     --quantization neuron_quant                        additional_config["neuronserve"]["quantization"]
     --dtype fp16, bf16, ...                            vLLM's own spelling
     --neuronserve JSON, --neuronserve.KEY VALUE        additional_config["neuronserve"]
+    --no-tgi                                           additional_config["neuronserve"]["tgi"] = false
 
 `translate` does it for the keywords of `LLM(...)` and the engine arguments, `add_flags` for a command line. Each
 new name keeps working beside its old one; what both give is merged.
@@ -143,7 +144,7 @@ class _Into(argparse.Action):
         self.into, self.path = into, path
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        value = values
+        value = self.const if self.nargs == 0 else values
         for key in reversed(self.path):
             value = {key: value}
         setattr(namespace, self.into, merged(getattr(namespace, self.into, None) or {}, value))
@@ -179,6 +180,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         OPTIONS_KEY,
         type=_json_argument("neuronserve"),
     )
+    flag("--no-tgi", "Without TGI's routes.", extra, OPTIONS_KEY, "tgi", nargs=0, const=False)
     flag("--speculative-model", "Draft model.", draft, "model")
     flag("--num-speculative-tokens", "Tokens drafted per step.", draft, "num_speculative_tokens", type=int)
     flag("--speculative-max-model-len", "Of the draft model.", draft, "max_model_len", type=int)

@@ -6,13 +6,37 @@ environment over the default. Knows no vLLM and no device.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import ConfigError
 from .values import Parser, boolean, near, one_of, parse, positive, text
 
 PREFIX = "NEURONSERVE_"
+
+
+def _tgi(value: object) -> Mapping[str, object] | None:
+    """TGI's settings as given, {} for the defaults; None turns the routes off."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(value, Mapping):
+        return {} if boolean(value) else None
+    # Checked here, before anything is loaded; the routes are mounted when the engine is ready.
+    from neuronserve.server.tgi.settings import TgiSettings
+
+    TgiSettings.from_mapping(value)
+    return value
+
+
+def tgi_option(given: Mapping[str, object], environ: Mapping[str, str]) -> Mapping[str, object] | None:
+    """The option `tgi` alone, for the routes."""
+    value: Any = _value(_BY_KEY["tgi"], given, environ)
+    return {} if value is True else value
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,13 @@ OPTIONS = (
         positive,
         3,
         "Attempts in a row to restart a lost device before the server gives up, with growing pauses between them.",
+    ),
+    Option(
+        "tgi",
+        _tgi,
+        True,
+        "TGI's routes beside OpenAI's: on unless false (--no-tgi); an object sets their limits, such as "
+        '{"max_best_of": 4}.',
     ),
 )
 

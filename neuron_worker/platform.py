@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from neuronserve.neuron_worker import environment, legacy_args, overrides, refusals
+from neuronserve.neuron_worker import endpoint_plugin, environment, legacy_args, overrides, refusals
 from neuronserve.neuron_worker.config import (
     ASKED_KEY,
     OPTIONS_KEY,
@@ -102,6 +102,7 @@ class NeuronPlatform(Platform):
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
         if parser is not None:
             legacy_args.add_flags(parser)
+            endpoint_plugin.switch_on(os.environ)
 
     @classmethod
     def validate_environ(cls, hard_fail: bool) -> None:

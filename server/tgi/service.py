@@ -1,0 +1,136 @@
+"""What the TGI routes work with: one `TgiService` per API process, made when the engine is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.tracing import contains_trace_headers, extract_trace_headers
+
+from neuronserve.neuron_worker.config import NeuronConfig
+
+from . import admission, errors, validation
+from .admission import Admission
+from .generate import Clock, Generator
+from .metrics import FailureKind, Recorder, Timings
+from .schemas import GenerateParameters
+from .settings import TgiSettings
+from .tokens import Vocabulary
+from .translate import Job, Offers, truncated
+from .validation import Limits
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TgiService:
+    """Made by `make`; every route of this process reads it."""
+
+    settings: TgiSettings
+    limits: Limits
+    engine: EngineClient
+    vocabulary: Vocabulary
+    generator: Generator
+    admission: Admission
+    recorder: Recorder
+    compute_type: str  # number and kind of the cards, as TGI's launcher spells it
+    chat_template: str | None  # instead of the tokenizer's own
+
+    async def prepare(self, inputs: str, asked: GenerateParameters, clock: Clock, *, streaming: bool) -> Job:
+        """Validation, in TGI's order."""
+        validation.check_parameters(inputs, asked, self.limits, streaming=streaming)
+        try:
+            token_ids = truncated(await self.vocabulary.encode(inputs), asked.truncate)
+        except Exception as error:  # the tokenizer's own, which have no class
+            raise errors.ValidationError(f"tokenizer error {error}") from error
+        max_new_tokens = validation.check_length(len(token_ids), asked.max_new_tokens, self.limits)
+        grammar = validation.check_grammar(asked.grammar, self.limits)
+        self.recorder.request_validated(len(token_ids), max_new_tokens)
+        clock.submit()
+        return Job(inputs, token_ids, asked, max_new_tokens, grammar, streaming)
+
+    async def check_health(self) -> None:
+        try:
+            await self.engine.check_health()
+        except Exception:
+            raise errors.Unhealthy from None
+
+    async def trace(self, headers: Mapping[str, str]) -> Mapping[str, str] | None:
+        """The caller's span, where this server traces."""
+        if not contains_trace_headers(headers) or not await self.engine.is_tracing_enabled():
+            return None
+        return extract_trace_headers(headers)
+
+
+def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: Mapping[str, str]) -> TgiService:
+    config = engine.vllm_config
+    neuron = NeuronConfig.of(config)
+    admission.share(settings.max_concurrent_requests, config.parallel_config._api_process_count)
+    names = args.served_model_name or [args.model]
+    settings = settings.deduced(model_id=names[0], max_model_len=config.model_config.max_model_len)
+    limits = Limits.of(settings)
+    vocabulary = Vocabulary(engine.renderer.get_tokenizer())
+    return TgiService(
+        settings=settings,
+        limits=limits,
+        engine=engine,
+        vocabulary=vocabulary,
+        generator=Generator(engine, vocabulary, _offers(neuron, settings)),
+        admission=Admission(
+            admission.share(settings.max_concurrent_requests, config.parallel_config._api_process_count)
+        ),
+        recorder=Recorder(limits.max_input_tokens, limits.max_total_tokens),
+        compute_type=environ.get("COMPUTE_TYPE") or f"{neuron.tensor_parallel_size}-{neuron.backend}",
+        chat_template=load_chat_template(args.chat_template),
+    )
+
+
+def _offers(neuron: NeuronConfig, settings: TgiSettings) -> Offers:
+    scores = not neuron.samples_by_its_own_rule
+    return Offers(logprobs=scores, seeds=scores, prefill_logprobs=settings.enable_prefill_logprobs)
+
+
+class Recording:
+    """A request in the metrics: one start, then one success or one failure."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._open = True
+        recorder.request_started()
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def success(self, timings: Timings, generated_tokens: int) -> None:
+        self._open = False
+        self._recorder.request_success(timings, generated_tokens)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open and error is not None:
+            self._recorder.request_failure(failure_kind(error))
+
+
+_KINDS: Mapping[type[BaseException], FailureKind] = {
+    asyncio.CancelledError: "dropped",
+    GeneratorExit: "dropped",
+    errors.ClientLeft: "dropped",
+    errors.ValidationError: "validation",
+    errors.Overloaded: "overloaded",
+    errors.Incomplete: "incomplete",
+    errors.TemplateError: "template",
+}
+
+
+def failure_kind(error: BaseException) -> FailureKind:
+    return _KINDS.get(type(error), "generation")
