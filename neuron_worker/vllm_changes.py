@@ -16,13 +16,12 @@ import importlib.util
 import inspect
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from . import engine_end, legacy_args, startup_errors
+from . import draining, engine_end, legacy_args, startup_errors
 
 
 @dataclass(frozen=True)
@@ -282,10 +281,10 @@ def change_end_of_server() -> None:
         entry.__dict__["build_and_serve"] = _mark(functools.partial(engine_end.serve, build_and_serve), build_and_serve)
 
 
-# -- draining
+# -- stopping
 
 
-def change_drain() -> None:
+def change_shutdown() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     original = AsyncLLM.shutdown
@@ -293,19 +292,12 @@ def change_drain() -> None:
         return
 
     def shutdown(self: Any, timeout: float | None = None) -> None:
-        original(self, _wait_for_answers(self, timeout) if timeout else timeout)
+        if timeout is not None:
+            timeout = draining.drain(self, timeout)
+            draining.expect_the_end(self)
+        original(self, timeout)
 
     AsyncLLM.shutdown = _mark(shutdown, original)  # type: ignore[method-assign]
-
-
-def _wait_for_answers(engine: Any, timeout: float) -> float:
-    """Until the requests of this moment have been answered, or the time is up. Seconds that are left."""
-    deadline = time.monotonic() + timeout
-    states = engine.output_processor.request_states
-    pending = set(states)
-    while time.monotonic() < deadline and not engine.errored and any(request in states for request in pending):
-        time.sleep(0.02)
-    return max(0.0, deadline - time.monotonic())
 
 
 EARLY = (
@@ -368,9 +360,10 @@ CHANGES = (
     ),
     Change(
         target="vllm.v1.engine.async_llm.AsyncLLM.shutdown",
-        reason="a drained engine exits at once; a server that lags behind it loses the ends of its streams",
-        until="vLLM waits for the answers, not only for the engine",
-        apply=change_drain,
+        reason="a drained engine exits at once: a server that lags behind it loses the ends of its streams, those at "
+        "the limit end in an error, and every stop logs the traceback of a dead engine",
+        until="vLLM waits for the answers, ends what it cuts as aborted, and knows its own stop from an engine's death",
+        apply=change_shutdown,
     ),
 )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import socket
 import subprocess
 import sys
 import threading
 from argparse import Namespace
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +27,10 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from neuronserve.neuron_worker import engine_end, vllm_changes
+from neuronserve.neuron_worker import draining, engine_end, vllm_changes
 from neuronserve.neuron_worker.vllm_changes import CHANGES, EARLY
 
 from .tiny_model import SMOLLM2_HEADS, tiny_model
@@ -252,6 +255,9 @@ def test_the_error_of_a_dead_engine_is_for_clients(monkeypatch: pytest.MonkeyPat
 # -- draining
 
 
+# -- stopping
+
+
 class LaggingServer:
     """What `AsyncLLM.shutdown` touches: an engine with nothing left to do, and a request not yet answered."""
 
@@ -260,17 +266,26 @@ class LaggingServer:
     def __init__(self) -> None:
         self.output_processor = SimpleNamespace(request_states={"a": object()})
         self.engine_core: Any = None
+        self.cut: list[str] = []
         self.unanswered_when_the_engine_ends: list[str] = []
 
     def answer(self) -> None:
         self.output_processor.request_states.clear()
 
-    def end(self, shutdown: Any, timeout: float | None) -> list[str]:
+    async def abort(self, requests: list[str], internal: bool) -> None:
+        assert internal
+        self.cut += requests
+        self.answer()
+
+    async def end(self, shutdown: Any, timeout: float | None) -> list[str]:
+        """The requests that lose the end of their answer."""
+
         def engine_ends(timeout: float | None = None) -> None:
             self.unanswered_when_the_engine_ends = list(self.output_processor.request_states)
 
         self.engine_core = SimpleNamespace(shutdown=engine_ends)
-        shutdown(self, timeout)
+        self.output_handler = asyncio.create_task(asyncio.sleep(3600))
+        await asyncio.to_thread(shutdown, self, timeout)
         return self.unanswered_when_the_engine_ends
 
 
@@ -279,16 +294,68 @@ def test_the_engine_ends_after_the_answers() -> None:
     answering = threading.Timer(0.2, server.answer)
     answering.start()
 
-    assert server.end(AsyncLLM.shutdown, timeout=60.0) == []
+    assert asyncio.run(server.end(AsyncLLM.shutdown, timeout=60.0)) == []
+    assert server.cut == []
 
 
-def test_the_drain_s_limit_cuts_what_is_unanswered() -> None:
-    assert LaggingServer().end(AsyncLLM.shutdown, timeout=0.1) == ["a"]
+@pytest.mark.parametrize("limit", [0.1, 0.0])
+def test_at_the_limit_what_is_unanswered_ends_as_aborted(limit: float) -> None:
+    server = LaggingServer()
+
+    assert asyncio.run(server.end(AsyncLLM.shutdown, timeout=limit)) == []
+    assert server.cut == ["a"]
 
 
-def test_without_a_limit_nothing_is_waited_for() -> None:
-    assert LaggingServer().end(AsyncLLM.shutdown, timeout=0.0) == ["a"]
+@pytest.mark.parametrize("limit", [60.0, 0.0])
+def test_vllms_own_shutdown_neither_waits_nor_aborts(limit: float) -> None:
+    assert asyncio.run(LaggingServer().end(inspect.unwrap(AsyncLLM.shutdown), timeout=limit)) == ["a"]
 
 
-def test_vllms_own_shutdown_does_not_wait() -> None:
-    assert LaggingServer().end(inspect.unwrap(AsyncLLM.shutdown), timeout=60.0) == ["a"]
+@pytest.fixture
+def vllm_says(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger(draining.ENGINE_LOGGER), "filters", [])
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+async def stop_one_where_one_dies(stopped: LaggingServer, dying: LaggingServer) -> None:
+    async def handle() -> None:
+        await asyncio.sleep(0)
+        try:
+            raise EngineDeadError
+        except EngineDeadError:
+            logging.getLogger(AsyncLLM.__module__).exception("AsyncLLM output_handler failed.")
+
+    stopped.output_handler = asyncio.create_task(asyncio.sleep(3600))
+    dying.output_handler = asyncio.create_task(handle())
+    draining.expect_the_end(stopped)
+    await dying.output_handler
+
+
+def test_a_stopped_engine_is_no_dead_one(vllm_says: Callable[[], list[str]]) -> None:
+    server = LaggingServer()
+
+    asyncio.run(stop_one_where_one_dies(server, server))
+
+    assert vllm_says() == []
+
+
+def test_a_dead_engine_is_told_of(vllm_says: Callable[[], list[str]]) -> None:
+    server = LaggingServer()
+    server.errored = True  # before it was told to stop
+
+    asyncio.run(stop_one_where_one_dies(server, server))
+
+    assert vllm_says() == ["AsyncLLM output_handler failed."]
+
+
+def test_another_engine_s_death_is_told_of(vllm_says: Callable[[], list[str]]) -> None:
+    asyncio.run(stop_one_where_one_dies(LaggingServer(), LaggingServer()))
+
+    assert vllm_says() == ["AsyncLLM output_handler failed."]
+
+
+def test_vllm_makes_a_dead_engine_of_its_own_stop() -> None:
+    assert "except asyncio.CancelledError:\n                outputs_queue.put_nowait(EngineDeadError())" in (
+        inspect.getsource(AsyncMPClient._ensure_output_queue_task)
+    )

@@ -49,6 +49,12 @@ def tokens(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield event["choices"][0]
 
 
+def assert_nothing_alarming(output: str) -> None:
+    """Nobody who stops a server wants to read of errors."""
+    assert "Traceback" not in output
+    assert " ERROR " not in output
+
+
 def test_a_setting_that_cannot_be_served_is_one_line(model: str, tmp_path: Path) -> None:
     output = what_it_said(serve(model, free_port(), tmp_path / "log", "--max-model-len", "128", "--block-size", "24"))
 
@@ -89,5 +95,29 @@ def test_a_server_from_an_old_shell_until_it_is_told_to_stop(model: str, tmp_pat
         assert len(" ".join(choice["text"] for choice in (first, *rest)).split()) == NUM_TOKENS
         assert rest[-1]["finish_reason"] == "length"
         assert server.wait() == 0
+        assert_nothing_alarming(server.output)
+    finally:
+        server.close()
+
+
+def test_an_answer_longer_than_the_drain_s_limit_is_cut(tmp_path: Path) -> None:
+    endless = 100_000  # tokens: minutes, where the limit is a second
+    model = tiny_model(tmp_path / "model", max_position_embeddings=2 * endless)
+    flags = ("--neuronserve.backend", "arithmetic", "--shutdown-timeout", "1")
+    server = serve(model, free_port(), tmp_path / "log", *flags).wait_until_ready()
+    try:
+        body = {"model": model, "prompt": [5, 6, 7], "max_tokens": endless, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()
+            choices = tokens(lines)
+            next(choices)
+            server.process.send_signal(signal.SIGINT)
+            rest = list(choices)
+
+        assert rest[-1]["finish_reason"] == "abort"
+        assert len(rest) < endless
+        assert server.wait() == 0
+        assert "requests cut after 1 s (--shutdown-timeout): 1" in server.output
+        assert_nothing_alarming(server.output)
     finally:
         server.close()
