@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from importlib.metadata import entry_points
 
 VARIABLE = "VLLM_PLUGINS"
-NAME = "neuronserve_tgi"
+NAMES = ("neuronserve_tgi", "neuronserve_metrics")
 GROUPS = ("general", "io_processor", "platform", "stat_logger")
 """Groups whose plugins vLLM loads unasked."""
 
@@ -18,9 +18,7 @@ GROUPS = ("general", "io_processor", "platform", "stat_logger")
 def switch_on(environ: MutableMapping[str, str]) -> None:
     given = environ.get(VARIABLE)
     names = _all_names() if given is None else [name for name in given.split(",") if name]
-    if NAME not in names:
-        names.append(NAME)
-    environ[VARIABLE] = ",".join(names)
+    environ[VARIABLE] = ",".join(dict.fromkeys([*names, *NAMES]))
 
 
 def _all_names() -> list[str]:

@@ -80,6 +80,8 @@ class Runner:
         rows = self.state.apply(scheduled)
         if not rows:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        are_decode = (scheduled_row.row.is_decode for scheduled_row in rows)
+        self.counters.step_applied(began, are_decode=are_decode, joined=len(scheduled.scheduled_new_reqs))
         try:
             step = self._compute(scheduled, rows)
         except (DeviceError, BucketError) as error:
@@ -140,6 +142,7 @@ class Runner:
             step.prompt_logprobs[request.id] = take_prompt_scores(request)
 
     def _finish(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        self.counters.step_computed()
         sampled = None
         if step.for_host:
             requests, logits = zip(*step.for_host, strict=True)
@@ -150,10 +153,13 @@ class Runner:
             self.state.append(request, token)
         self.counters.rows_sampled_on_host += len(step.for_host)
         self.counters.rows_sampled_on_device += len(step.on_device)
-        return report(sampled, step.on_device, step.unfinished, step.prompt_logprobs)
+        output = report(sampled, step.on_device, step.unfinished, step.prompt_logprobs)
+        self.counters.step_ended()
+        return output
 
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> FailedStep:
         self.counters.failed_steps += 1
+        self.counters.step_ended(failed=True)
         if isinstance(error, DeviceLost):
             self._lost = str(error)
         self._complain(f"a step of {len(scheduled.num_scheduled_tokens)} requests failed: {error}")

@@ -150,6 +150,7 @@ class NeuronWorker(WorkerBase):
         self.backend, self.facts = self._load()
         self.backend.allocate(self.num_blocks)
         self._warm_up(self.backend)
+        self.runner.counters.device_restarts += 1
         logger.info("the device was restarted in %.1f s", time.perf_counter() - started)
         return self.backend
 

@@ -23,21 +23,11 @@ from typing import Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
+from neuronserve.neuron_worker.metrics import DURATION_BUCKETS
+
 FailureKind = Literal["validation", "overloaded", "generation", "incomplete", "dropped", "template"]
 """`dropped`: the client left before its answer was complete. The others are the error types of the answer:
 `template` covers `template_error` and `missing_template_variable`, `incomplete` both incomplete generations."""
-
-
-def _duration_buckets() -> tuple[float, ...]:
-    """0.00015 s to 145.6 s, each half as long again as the one before."""
-    bounds, bound = [], 0.0001
-    for _ in range(35):
-        bound *= 1.5
-        bounds.append(bound)
-    return tuple(bounds)
-
-
-DURATION_BUCKETS = _duration_buckets()
 
 
 def token_buckets(limit: int) -> tuple[float, ...]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from neuronserve.neuron_worker.endpoint_plugin import NAME, VARIABLE, switch_on
+from neuronserve.neuron_worker.endpoint_plugin import NAMES, VARIABLE, switch_on
 
 
 def test_without_the_variable_everything_that_loads_unasked_is_named() -> None:
     environ: dict[str, str] = {}
     switch_on(environ)
     names = environ[VARIABLE].split(",")
-    assert {"neuronserve", "neuronserve_general", NAME} <= set(names)
+    assert {"neuronserve", "neuronserve_general", *NAMES} <= set(names)
     assert len(names) == len(set(names))
 
 
 def test_a_list_of_the_user_s_is_kept() -> None:
     environ = {VARIABLE: "neuronserve,theirs"}
     switch_on(environ)
-    assert environ[VARIABLE] == f"neuronserve,theirs,{NAME}"
+    assert environ[VARIABLE] == ",".join(["neuronserve", "theirs", *NAMES])
 
 
 def test_twice_is_once() -> None:
