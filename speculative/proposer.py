@@ -1,0 +1,48 @@
+"""Who proposes drafts: one verb, whatever is behind it.
+
+    after a step ── propose(Context) ──▶ drafts ── scheduled with the next step ──▶ verify
+
+Prompt lookup reads the tokens. A draft model or an EAGLE head will run inside the device's call, after the target; what
+it proposed comes back with the step's output and reaches its proposer as `Context.drafted`. Either way a proposer may
+give fewer drafts than it may, or none; wrong drafts cost time and never a token.
+
+Knows no requests, no engine and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .ngram import Tokens, lookup
+from .settings import NGRAM, Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One request between two steps. Filled by the runner."""
+
+    tokens: Tokens  # all known ones, the accepted ones of the last step included; a view
+    most: int  # drafts that can be of use, at least 1
+    drafted: Sequence[int] | None = None  # by a draft on the device, for what follows `tokens`
+
+
+class Proposer(Protocol):
+    def propose(self, context: Context) -> list[int]:
+        """At most `context.most` tokens that may follow, the next one first."""
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    shortest: int
+    longest: int
+
+    def propose(self, context: Context) -> list[int]:
+        return lookup(context.tokens, self.shortest, self.longest, context.most)
+
+
+def make_proposer(asked: Speculation) -> Proposer:
+    if asked.method == NGRAM:
+        return PromptLookup(asked.shortest_match, asked.longest_match)
+    raise ValueError(f"speculation by {asked.method!r} is not built")  # refused with its reasons at start

@@ -1,0 +1,85 @@
+"""Prompt lookup: examples by hand, and the rule restated slowly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuronserve.speculative.ngram import lookup
+from neuronserve.speculative.proposer import Context, make_proposer
+from neuronserve.speculative.settings import Speculation
+
+
+def look(tokens: list[int], shortest: int = 1, longest: int = 3, count: int = 4) -> list[int]:
+    return lookup(np.array(tokens, dtype=np.int32), shortest, longest, count)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts"),
+    [
+        ([], []),
+        ([1], []),
+        ([1, 2, 3], []),  # the last token is new
+        ([1, 2, 3, 4, 5, 9, 1, 2], [3, 4, 5, 9]),
+        ([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], [4, 9, 1, 2]),  # of two occurrences the latest
+        ([5, 1, 2, 3, 9, 6, 2, 4, 9, 5, 1, 2], [3, 9, 6, 2]),  # a longer match before a later one
+        ([7, 8, 7, 8], [7, 8, 7, 8]),  # a loop goes on as a loop
+        ([3, 3], [3, 3, 3, 3]),
+        ([1, 2, 3, 1, 2, 3, 1], [2, 3, 1, 2]),
+    ],
+)
+def test_by_hand(tokens: list[int], drafts: list[int]) -> None:
+    assert look(tokens) == drafts
+
+
+def test_a_match_shorter_than_asked_is_none() -> None:
+    assert look([1, 2, 9, 5, 2], shortest=2) == []
+    assert look([1, 2, 9, 1, 2], shortest=2, count=1) == [9]
+
+
+def test_a_match_is_not_looked_for_beyond_the_longest() -> None:
+    # With one token the latest 2 counts; with two it must follow a 1.
+    tokens = [1, 2, 6, 5, 2, 7, 1, 2]
+    assert look(tokens, longest=1, count=1) == [7]
+    assert look(tokens, longest=2, count=1) == [6]
+
+
+def slowly(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    for length in range(longest, shortest - 1, -1):
+        suffix = tokens[len(tokens) - length :]
+        for start in range(len(tokens) - length - 1, -1, -1):
+            if len(suffix) == length and tokens[start : start + length] == suffix:
+                text = list(tokens)
+                for _ in range(count):
+                    text.append(text[start + length + len(text) - len(tokens)])
+                return text[len(tokens) :]
+    return []
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(0, 6),
+)
+def test_the_longest_match_and_of_these_the_latest(tokens: list[int], shortest: int, more: int, count: int) -> None:
+    assert look(tokens, shortest, shortest + more, count) == slowly(tokens, shortest, shortest + more, count)
+
+
+@given(st.lists(st.integers(0, 9), max_size=60))
+def test_drafts_are_tokens_of_the_text(tokens: list[int]) -> None:
+    drafts = look(tokens)
+    assert len(drafts) in (0, 4)
+    assert set(drafts) <= set(tokens)
+
+
+def test_the_proposer_gives_no_more_than_are_of_use() -> None:
+    proposer = make_proposer(Speculation("ngram", num_tokens=4, shortest_match=1, longest_match=3))
+    assert proposer.propose(Context(np.array([1, 2, 3, 4, 1], dtype=np.int32), most=2)) == [2, 3]
+
+
+def test_what_is_not_built_has_no_proposer() -> None:
+    with pytest.raises(ValueError, match="eagle"):
+        make_proposer(Speculation("eagle", num_tokens=4))
