@@ -13,6 +13,7 @@ from typing import Any
 
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
+from neuronserve.server.export import read_settings
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _SNAPSHOT = re.compile(r"snapshots/([0-9a-f]{40})$")
@@ -80,10 +81,7 @@ def _fetch_neuron_config(name: str, revision: str | None, cache: str | None) -> 
 
 
 def _export(directory: str) -> Export | None:
-    from neuronserve.server import export
-
-    read_settings = getattr(export, "read_settings", None)
-    settings = read_settings(directory) if read_settings else None
+    settings = read_settings(directory)
     if settings is None:
         return None
     return Export(settings.batch_size, settings.sequence_length, settings.num_cores, settings.auto_cast_type)
