@@ -5,7 +5,7 @@
     --speculative-model M, --num-speculative-tokens K,
     --speculative-max-model-len N                      speculative_config
     --use-v2-block-manager                             dropped
-    --quantization neuron_quant                        additional_config["neuronserve"]["quantization"]
+    --quantization neuron_quant, int8, none            additional_config["neuronserve"]["quantization"]
     --dtype fp16, bf16, ...                            vLLM's own spelling
     --neuronserve JSON, --neuronserve.KEY VALUE        additional_config["neuronserve"]
     --no-tgi                                           additional_config["neuronserve"]["tgi"] = false
@@ -40,6 +40,9 @@ SPECULATION = {
 
 ASKED = ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
 """vLLM fills these in when they are absent; ours to know is whether the user did."""
+
+OUR_QUANTIZATIONS = ("neuron_quant", "int8", "none")
+"""Of `--quantization`; anything else is one of vLLM's own methods."""
 
 _FLAG = "--override-neuron-config"
 
@@ -77,7 +80,7 @@ def _options(kept: dict[str, Any]) -> dict[str, Any]:
     options = dict(_object("neuronserve", kept.pop("neuronserve", None)))
     if (device := kept.pop("device", None)) is not None:
         options["device"] = check_device(str(device))
-    if kept.get("quantization") == "neuron_quant":
+    if kept.get("quantization") in OUR_QUANTIZATIONS:
         options["quantization"] = kept.pop("quantization")
     asked = {name: kept[name] for name in ASKED if kept.get(name) is not None}
     if asked:
@@ -196,7 +199,7 @@ def _adapt_stock_flags(parser: argparse.ArgumentParser) -> None:
     if (dtype := actions.get("--dtype")) is not None:
         dtype.type = spell_dtype
     if (quantization := actions.get("--quantization")) is not None and quantization.choices is not None:
-        quantization.choices = [*quantization.choices, "neuron_quant"]
+        quantization.choices = [*quantization.choices, *OUR_QUANTIZATIONS]
     parser.set_defaults(shutdown_timeout=DRAIN_SECONDS)
 
 

@@ -112,6 +112,11 @@ def read(given: Mapping[str, object], environ: Mapping[str, str]) -> tuple[dict[
     return values, _unknown_variables(environ)
 
 
+def spelled(key: str, given: Mapping[str, object]) -> str:
+    """The name under which the user gave this option."""
+    return f"neuronserve.{key}" if given.get(key) is not None else _BY_KEY[key].variable
+
+
 def _value(option: Option, given: Mapping[str, object], environ: Mapping[str, str]) -> object:
     if given.get(option.key) is not None:
         return parse(f"neuronserve.{option.key}", given[option.key], option.parser)

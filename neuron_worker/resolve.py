@@ -120,7 +120,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         vocab_size=spec.vocab_size,
         tensor_parallel_size=_cores(request.tensor_parallel_size, capabilities, warnings),
         dtype=_dtype(request.dtype, spec, capabilities),
-        quantization=_quantization(values, override, env, capabilities),
+        quantization=_quantization(request, values, override, env, capabilities),
         quantize_head=bool(values["quantize_head"]),
         chunk_tokens=chunk,
         context_buckets=env.context_buckets,
@@ -283,9 +283,17 @@ def _float_type(dtype: str) -> FloatType:
 
 
 def _quantization(
-    values: Mapping[str, object], override: Mapping[str, Any], env: Environment, capabilities: Capabilities
+    request: ServeRequest,
+    values: Mapping[str, object],
+    override: Mapping[str, Any],
+    env: Environment,
+    capabilities: Capabilities,
 ) -> str | None:
     asked = _asked_quantization(values, override, env)
+    choice = values["quantization"]
+    if "quant" in override and asked is not None and choice in ("none", "int8") and choice != QUANTIZATIONS[asked[1]]:
+        ours = options.spelled("quantization", request.options)
+        raise ConfigError(f"{ours}={choice} and {asked[0]}={asked[1]} contradict each other: leave one of them out")
     if asked is None:
         return None
     key, dtype = asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -261,13 +262,28 @@ def test_auto_keeps_the_checkpoints_type(tmp_path: Path, dtype: str) -> None:
         ({}, {"override": {"quant": {"quant_dtype": "s8"}}}, "int8"),
         ({}, {"override": {"quant": {}}}, "int8"),
         ({"NEURON_QUANT_DTYPE": "s8"}, {"options": {"quantization": "none"}}, None),
-        ({"NEURONSERVE_QUANTIZATION": "none"}, {"override": {"quant": {"quant_dtype": "s8"}}}, "int8"),
+        ({}, {"options": {"quantization": "int8"}, "override": {"quant": {"quant_dtype": "s8"}}}, "int8"),
+        ({"NEURON_QUANT_DTYPE": "f8e4m3fn"}, {"override": {"quant": {"quant_dtype": "s8"}}}, "int8"),
     ],
 )
 def test_int8_weights_by_every_name(
     tiny: str, environ: dict[str, str], asked: dict[str, Any], quantization: str | None
 ) -> None:
     assert resolved(tiny, environ, **asked).config.quantization == quantization
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "key"),
+    [
+        ({}, {"quantization": "none"}, "neuronserve.quantization=none"),
+        ({"NEURONSERVE_QUANTIZATION": "none"}, {}, "NEURONSERVE_QUANTIZATION=none"),
+    ],
+)
+def test_int8_weights_and_none_at_once(tiny: str, environ: dict[str, str], options: dict[str, Any], key: str) -> None:
+    message = f"{key} and override_neuron_config.quant.quant_dtype=s8 contradict each other"
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolved(tiny, environ, options=options, override={"quant": {}})
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,12 @@ def test_another_device_is_refused(device: str) -> None:
         translate({"device": device}, {})
 
 
-def test_neuron_quant_never_reaches_vllm() -> None:
-    translated = translate({"quantization": "neuron_quant", "max_num_seqs": 1}, {})
+@pytest.mark.parametrize("name", ["neuron_quant", "int8", "none"])
+def test_our_weight_types_never_reach_vllm(name: str) -> None:
+    translated = translate({"quantization": name, "max_num_seqs": 1}, {})
 
     assert "quantization" not in translated
-    assert translated["additional_config"]["neuronserve"] == {"quantization": "neuron_quant"}
+    assert translated["additional_config"]["neuronserve"] == {"quantization": name}
 
 
 def test_other_quantizations_are_left_to_vllm() -> None:
