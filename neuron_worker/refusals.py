@@ -62,6 +62,11 @@ _REFUSALS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "--nnodes above 1 is not supported: start one server on each machine",
     ),
     (
+        lambda config: config.parallel_config.distributed_executor_backend not in (None, "uni", "mp"),
+        "--distributed-executor-backend other than uni and mp is not supported: one worker drives all cores of the "
+        "device, whatever --tensor-parallel-size; leave it out",
+    ),
+    (
         lambda config: config.kv_transfer_config is not None,
         "--kv-transfer-config is not supported: leave it out",
     ),

@@ -243,6 +243,7 @@ def test_the_plan_is_shown_before_anything_is_loaded(tiny: str, capsys: pytest.C
         ({"enable_lora": True}, "--enable-lora is not supported"),
         ({"runner": "pooling", "convert": "embed"}, "embeddings and other pooling are not supported"),
         ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "--pipeline-parallel-size above 1"),
+        ({"distributed_executor_backend": "external_launcher"}, "--distributed-executor-backend other than uni and mp"),
         ({"hf_overrides": {"rope_theta": 1.0}}, "--hf-overrides is not supported"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype is not supported"),
         ({"load_format": "dummy"}, "--load-format: the device reads the model's safetensors"),
