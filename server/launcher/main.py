@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return launch(list(sys.argv[1:] if argv is None else argv), os.environ)
     except ConfigError as error:
-        print(f'Error: ArgumentValidation("{error}")', file=sys.stderr)
+        text = str(error).replace('"', '\\"')  # as TGI's launcher quotes its own
+        print(f'Error: ArgumentValidation("{text}")', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
