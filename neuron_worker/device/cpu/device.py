@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,12 @@ from ..base import (
     StepShape,
 )
 from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
-from ..graph.decoder import Model, decode_step, load_model
-from ..graph.ops import FloatType
+from ..graph.decoder import Model, decode_step
 from ..graph.spec import kv_bytes_per_token
+from . import packed
 from .capabilities import CAPABILITIES
 from .library import ISA_VARIABLE, TYPES, NativeMissing, Session, load, num_threads
 from .native_ops import NativeOps, Recording
-from .packer import NativePacker
 from .program import BoundProgram, Results, padding_batch
 
 log = logging.getLogger(__name__)
@@ -71,8 +69,8 @@ class CpuDevice:
             raise UnsupportedModel(f"dtype is {options.dtype!r}; supported are {', '.join(TYPES[:3])}")
         self.close()
         self._session = Session(num_threads(options.threads), os.environ.get(ISA_VARIABLE, ""))
-        packer = NativePacker(self._session, cast(FloatType, options.dtype))
-        self._model, self._options = load_model(model_dir, options, packer), options
+        self._model, packer = packed.load(model_dir, options, self._session)
+        self._options = options
         ops = NativeOps()
         decode_step(ops, self._model)
         self._recording = ops.recording

@@ -23,7 +23,7 @@ from .library import TYPES, Memory, PackJob, Session, address
 _PIECE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20
 _ALIGNMENT = 64
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Panels:
     address: int
     type: str  # one of `library.TYPES`
     scale: Float32 | None
-    memory: Memory  # kept alive
+    memory: object  # kept alive: what the address lies in
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,8 @@ class NativePacker:
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         channels = _round_up(rows, self._session.panel_width)
         kind = "int8" if quantize else self._dtype
-        where, memory = self._take(channels * columns * _ITEM_BYTES[kind])
-        packed = Panels(where, kind, np.zeros(channels, dtype=np.float32) if quantize else None, memory)
-        first = 0
-        for half, part in enumerate(parts):
-            self._pack(part, packed, 0 if gate else first, half if gate else None)
-            first += part.shape[0]
-        self.num_bytes += rows * (columns * _ITEM_BYTES[kind] + (4 if quantize else 0))
+        packed = self._panels(parts, kind, channels, gate)
+        self.num_bytes += rows * (columns * ITEM_BYTES[kind] + (4 if quantize else 0))
         return LinearWeight(columns, rows, packed, None if bias is None else self._in_order(bias, channels, gate))
 
     def norm(
@@ -85,16 +80,29 @@ class NativePacker:
         return NormWeight(kind, epsilon, self._vector(weight), None if bias is None else self._vector(bias))
 
     def table(self, matrix: Matrix) -> Table:
+        table = self._table(matrix)
+        self.num_bytes += table.values.nbytes
+        return table
+
+    def rope_table(self, table: NDArray[np.float32]) -> Float32:
+        return self._vector(table)
+
+    def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
+        where, memory = self._take(channels * parts[0].shape[1] * ITEM_BYTES[kind])
+        packed = Panels(where, kind, np.zeros(channels, dtype=np.float32) if kind == "int8" else None, memory)
+        first = 0
+        for half, part in enumerate(parts):
+            self._pack(part, packed, 0 if gate else first, half if gate else None)
+            first += part.shape[0]
+        return packed
+
+    def _table(self, matrix: Matrix) -> Table:
         # A wider type holds every value of a narrower one, so float32 can read the file's own rows.
         exact = matrix.dtype if self._dtype == "float32" else self._dtype
         values = matrix.mapped() if matrix.dtype == exact else None
         if values is None:
             values, exact = _narrow(matrix, self._dtype), self._dtype
-        self.num_bytes += values.nbytes
         return Table(values, exact, matrix.shape[1])
-
-    def rope_table(self, table: NDArray[np.float32]) -> Float32:
-        return self._vector(table)
 
     def _pack(self, matrix: Matrix, packed: Panels, first: int, half: int | None) -> None:
         rows, columns = matrix.shape

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base import DeviceOptions
 from ..errors import DoesNotFit, UnsupportedModel
+from ..manifest import Manifest
 from .names import NAMES, TensorNames
-from .ops import AttentionForm, LinearWeight, NormWeight, Ops, Packer, V
+from .ops import AttentionForm, LinearWeight, Matrix, NormWeight, Ops, Packer, V
 from .rope import rope_table
 from .spec import ModelSpec, read_spec
 from .weights import Checkpoint
+
+
+class Tensors(Protocol):
+    """A model's tensors by name: a `weights.Checkpoint`, or what stands for one."""
+
+    def matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False) -> Matrix: ...
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,15 @@ def decode_step(ops: Ops[V], model: Model) -> None:
 
 def load_model(model_dir: str | Path, options: DeviceOptions, packer: Packer) -> Model:
     """The model of a local Hugging Face directory, packed."""
+    manifest = Manifest.read(model_dir)
+    if manifest is not None:  # an export: its files are what they were, or they are not read
+        manifest.check(model_dir, ["config.json", *manifest.plain_weights])
     spec = read_spec(model_dir)
     with Checkpoint(model_dir, NAMES[spec.family].prefix) as checkpoint:
         return build_model(spec, checkpoint, packer, options)
 
 
-def build_model(spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, options: DeviceOptions) -> Model:
+def build_model(spec: ModelSpec, checkpoint: Tensors, packer: Packer, options: DeviceOptions) -> Model:
     """Reads and packs every tensor once. The checkpoint may be closed afterwards."""
     if options.quantization not in (None, "int8"):
         raise UnsupportedModel(f"quantization is {options.quantization!r}; supported is int8")
@@ -83,7 +95,7 @@ def build_model(spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, options
 
 
 class _Builder:
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, packer: Packer, options: DeviceOptions) -> None:
+    def __init__(self, spec: ModelSpec, checkpoint: Tensors, packer: Packer, options: DeviceOptions) -> None:
         self.spec = spec
         self.names: TensorNames = NAMES[spec.family]
         self.checkpoint = checkpoint

@@ -1,0 +1,261 @@
+"""Packed weights as a file: written once from a checkpoint, then mapped at every start with nothing converted.
+
+    write_packed(model_dir, options, directory) ── packed/cpu-avx512-bfloat16.safetensors ──▶ load_packed
+
+The container is safetensors: panels under their first matrix's name with ".panels" and ".scale", look-up tables with
+".table", vectors under their own; each starts on a cache line. Panels are made for one instruction set, and the file's
+key says which; a machine with another packs the checkpoint, which the export holds too.
+Knows the manifest of an export; who writes the rest of it is no concern here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import checksum
+from ..base import DeviceOptions
+from ..errors import LoadError
+from ..graph.decoder import Model, Tensors, build_model, load_model
+from ..graph.names import NAMES
+from ..graph.ops import FloatType, Matrix
+from ..graph.spec import read_spec
+from ..graph.weights import Checkpoint
+from ..manifest import Manifest, PackedEntry
+from .library import Session, address
+from .packer import ITEM_BYTES, NativePacker, Panels, Table
+
+log = logging.getLogger(__name__)
+
+LAYOUT = 1
+"""Raise when packing gives other bytes for the same weights; files of another layout are then not used."""
+
+FOLDER = "packed"
+_ALIGNMENT = 64
+_STORED: dict[str, tuple[str, type[np.generic]]] = {
+    "float32": ("F32", np.float32),
+    "float16": ("F16", np.float16),
+    "bfloat16": ("BF16", np.uint16),
+    "int8": ("I8", np.int8),
+}
+_TYPE_OF = {stored: name for name, (stored, _) in _STORED.items()}
+
+
+def key_of(options: DeviceOptions, session: Session) -> dict[str, Any]:
+    """Everything that decides the file's bytes, the checkpoint aside."""
+    return {
+        "device": "cpu",
+        "layout": LAYOUT,
+        "isa": session.isa,
+        "panel_width": session.panel_width,
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "quantize_head": options.quantization is not None and options.quantize_head,
+    }
+
+
+def load(model_dir: str, options: DeviceOptions, session: Session) -> tuple[Model, NativePacker]:
+    """The model, mapped where the directory holds it packed for this machine, else packed here."""
+    dtype = cast(FloatType, options.dtype)
+    manifest = Manifest.read(model_dir)
+    entry = None if manifest is None else _entry(manifest, options, session)
+    if manifest is None or entry is None:
+        packer = NativePacker(session, dtype)
+        return load_model(model_dir, options, packer), packer
+    file = PackedFile(Path(model_dir) / entry.file)
+    manifest.check(model_dir, ["config.json"])
+    manifest.check_data(model_dir, entry.file, file.data)  # what is mapped is what is checked
+    mapped = MappedPacker(session, dtype, file)
+    return build_model(read_spec(model_dir), file, mapped, options), mapped
+
+
+def _entry(manifest: Manifest, options: DeviceOptions, session: Session) -> PackedEntry | None:
+    wanted = key_of(options, session)
+    ours = [entry for entry in manifest.packed if entry.key.get("device") == "cpu"]
+    for entry in ours:
+        if entry.key == wanted:
+            return entry
+    for entry in ours:
+        differs = [name for name in wanted if entry.key.get(name) != wanted[name]]
+        values = ", ".join(f"{name} {entry.key.get(name)} and not {wanted[name]}" for name in differs)
+        log.info("%s is packed for %s: the export's plain weights are packed instead", entry.file, values)
+    return None
+
+
+def write_packed(model_dir: str, options: DeviceOptions, directory: Path, session: Session) -> PackedEntry:
+    """The checkpoint of `model_dir`, packed into a file under `directory`."""
+    key = key_of(options, session)
+    name = "-".join(["cpu", session.isa, options.dtype, *([options.quantization] if options.quantization else [])])
+    file = f"{FOLDER}/{name}{'-head' if key['quantize_head'] else ''}.safetensors"
+    spec = read_spec(model_dir)
+    packer = KeepingPacker(session, cast(FloatType, options.dtype))
+    with Checkpoint(model_dir, NAMES[spec.family].prefix) as checkpoint:
+        named = NamedTensors(checkpoint)
+        build_model(spec, named, packer, options)
+        (directory / FOLDER).mkdir(parents=True, exist_ok=True)
+        _write(directory / file, {**packer.kept, **named.vectors}, key)  # a table may lie in the checkpoint's pages
+    return PackedEntry(file, key)
+
+
+@dataclass(frozen=True)
+class Piece:
+    type: str  # one of `library.TYPES`
+    values: NDArray[Any]
+
+
+def _write(path: Path, pieces: Mapping[str, Piece], key: Mapping[str, Any]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"key": json.dumps(key, sort_keys=True)}}
+    start = 0
+    for name, piece in pieces.items():
+        shape = [_padded(piece.values.nbytes) // ITEM_BYTES[piece.type]]
+        end = start + _padded(piece.values.nbytes)
+        header[name] = {"dtype": _STORED[piece.type][0], "shape": shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for piece in pieces.values():
+            file.write(np.ascontiguousarray(piece.values).data.cast("B"))
+            file.write(bytes(-piece.values.nbytes % _ALIGNMENT))
+
+
+class KeepingPacker(NativePacker):
+    """Packs, and keeps what it made by name."""
+
+    def __init__(self, session: Session, dtype: FloatType) -> None:
+        super().__init__(session, dtype)
+        self.kept: dict[str, Piece] = {}
+        self._made: list[Panels] = []  # whose memory the pieces lie in
+
+    def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
+        packed = super()._panels(parts, kind, channels, gate)
+        self._made.append(packed)
+        size = channels * parts[0].shape[1] * ITEM_BYTES[kind]
+        memory = (ctypes.c_char * size).from_address(packed.address)
+        self.kept[f"{parts[0].name}.panels"] = Piece(kind, np.frombuffer(memoryview(memory), np.uint8))
+        if packed.scale is not None:
+            self.kept[f"{parts[0].name}.scale"] = Piece("float32", packed.scale)
+        return packed
+
+    def _table(self, matrix: Matrix) -> Table:
+        table = super()._table(matrix)
+        self.kept[f"{matrix.name}.table"] = Piece(table.type, table.values)
+        return table
+
+
+class NamedTensors:
+    """A checkpoint whose matrices have the names they were asked for by, and whose vectors are kept."""
+
+    def __init__(self, checkpoint: Tensors) -> None:
+        self._checkpoint = checkpoint
+        self.vectors: dict[str, Piece] = {}
+
+    def matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False) -> Matrix:
+        return NamedMatrix(name, self._checkpoint.matrix(name, shape, transposed=transposed))
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        values = self._checkpoint.vector(name, size)
+        self.vectors[name] = Piece("float32", values)
+        return values
+
+
+@dataclass(frozen=True)
+class NamedMatrix:
+    """`inner` None: its values are packed already and not to be had."""
+
+    name: str
+    inner: Matrix | None
+    its_shape: tuple[int, int] = (0, 0)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.its_shape if self.inner is None else self.inner.shape
+
+    @property
+    def dtype(self) -> FloatType:
+        return self._inner.dtype
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        return self._inner.read(start, stop)
+
+    def mapped(self) -> NDArray[Any] | None:
+        return self._inner.mapped()
+
+    @property
+    def _inner(self) -> Matrix:
+        if self.inner is None:
+            raise LoadError(f"{self.name} is packed: its own values are in the export's plain weights")
+        return self.inner
+
+
+class PackedFile:
+    """A file of `write_packed`, mapped. Stands for a checkpoint; its matrices have names and shapes alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = checksum.mapped(path)
+
+    @cached_property
+    def _header(self) -> Mapping[str, Any]:
+        header: Mapping[str, Any] = json.loads(self.data[8 : self._start].tobytes())
+        return header
+
+    @cached_property
+    def _start(self) -> int:
+        return 8 + int(struct.unpack("<Q", self.data[:8].tobytes())[0])
+
+    def matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False) -> Matrix:
+        return NamedMatrix(name, None, shape)
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        return self.piece(name, size).values
+
+    def piece(self, name: str, size: int) -> Piece:
+        """Its first `size` elements: what follows fills a cache line."""
+        described = self._header.get(name)
+        if described is None:
+            raise LoadError(f"{name} is missing in {self.path}; config.json and weights do not belong together")
+        begin, end = described["data_offsets"]
+        kind = _TYPE_OF[described["dtype"]]
+        if _padded(size * ITEM_BYTES[kind]) != end - begin:
+            raise LoadError(
+                f"{name} in {self.path} has {end - begin} bytes, config.json makes it {size} of {kind}; "
+                "config.json and weights do not belong together"
+            )
+        return Piece(kind, np.frombuffer(self.data, _STORED[kind][1], size, self._start + begin))
+
+
+class MappedPacker(NativePacker):
+    """Finds packed what it is asked to pack."""
+
+    def __init__(self, session: Session, dtype: FloatType, file: PackedFile) -> None:
+        super().__init__(session, dtype)
+        self._file = file
+
+    def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
+        name = parts[0].name
+        piece = self._file.piece(f"{name}.panels", channels * parts[0].shape[1])
+        if piece.type != kind:
+            raise LoadError(f"{name} in {self._file.path} is {piece.type}, not {kind}; export the model again")
+        scale = self._file.piece(f"{name}.scale", channels).values if kind == "int8" else None
+        return Panels(address(piece.values), kind, scale, self._file.data)
+
+    def _table(self, matrix: Matrix) -> Table:
+        piece = self._file.piece(f"{matrix.name}.table", math.prod(matrix.shape))
+        return Table(piece.values.reshape(matrix.shape), piece.type, matrix.shape[1])
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,180 @@
+"""Packed weights in a file: the same bits as from the checkpoint, used where they fit, and refused where damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuronserve.neuron_worker import tiny_checkpoint
+from neuronserve.neuron_worker.device import checksum
+from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape, Want
+from neuronserve.neuron_worker.device.cpu import packed
+from neuronserve.neuron_worker.device.cpu.device import CpuDevice
+from neuronserve.neuron_worker.device.cpu.library import Session
+from neuronserve.neuron_worker.device.cpu.program import padding_batch
+from neuronserve.neuron_worker.device.errors import LoadError
+from neuronserve.neuron_worker.device.manifest import Manifest, entry_of
+
+FORMS = [("float32", None, False), ("bfloat16", None, False), ("float32", "int8", False), ("float16", "int8", True)]
+
+
+def options(dtype: str = "float32", quantization: str | None = None, head: bool = False) -> DeviceOptions:
+    return DeviceOptions(2, 64, 16, 1, dtype=dtype, quantization=quantization, quantize_head=head, threads=1)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return tiny_checkpoint.write(tmp_path / "checkpoint")
+
+
+def export(checkpoint: str, into: Path, how: DeviceOptions, *, with_plain: bool = False) -> str:
+    """What the device looks at in an export of ours."""
+    into.mkdir()
+    names = ["config.json", *(["model.safetensors"] if with_plain else [])]
+    for name in names:
+        (into / name).write_bytes((Path(checkpoint) / name).read_bytes())
+    entry = packed.write_packed(checkpoint, how, into, Session(1))
+    files = {name: entry_of(into / name) for name in [*names, entry.file]}
+    Manifest("0", "cpu", how.quantization, how.quantize_head, files, [entry]).write(into)
+    return str(into)
+
+
+def logits(directory: str, how: DeviceOptions) -> bytes:
+    """Of one step that reads four tokens."""
+    device = CpuDevice()
+    device.load(directory, how)
+    device.allocate(6)
+    shape = StepShape(decode_rows=0, decode_width=1, prefill_tokens=4, context=64)
+    device.compile(shape)
+    device.seal()
+    batch = padding_batch(shape, 1, 4, 1)
+    assert batch.prefill is not None
+    batch.prefill.tokens[:] = [5, 6, 7, 8]
+    batch.prefill.lengths[:], batch.prefill.blocks[:] = 4, [[1, 2, 3, 4]]
+    batch.sampling.want[:] = Want.LOGITS
+    found = device.run(batch).logits
+    assert found is not None
+    assert np.isfinite(found).all()
+    made = found.tobytes()
+    device.close()
+    return made
+
+
+@pytest.mark.parametrize(("dtype", "quantization", "head"), FORMS)
+def test_mapped_weights_give_the_same_bits(
+    checkpoint: str, tmp_path: Path, dtype: str, quantization: str | None, head: bool
+) -> None:
+    how = options(dtype, quantization, head)
+    made = export(checkpoint, tmp_path / "export", how)  # no plain weights: they cannot have been read
+    assert logits(made, how) == logits(checkpoint, how)
+
+
+def test_weights_packed_for_other_options_are_passed_over_with_one_line(
+    checkpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = export(checkpoint, tmp_path / "export", options("bfloat16"), with_plain=True)
+    with caplog.at_level(logging.INFO):
+        assert logits(made, options("float32")) == logits(checkpoint, options("float32"))
+    lines = [record.message for record in caplog.records if "packed for" in record.message]
+    assert len(lines) == 1
+    assert "dtype bfloat16 and not float32" in lines[0]
+
+
+@pytest.mark.parametrize("at", [10, 5000, -1])
+def test_a_damaged_file_is_named_and_not_loaded(checkpoint: str, tmp_path: Path, at: int) -> None:
+    made = export(checkpoint, tmp_path / "export", options())
+    path = next((tmp_path / "export" / "packed").iterdir())
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LoadError, match=r"is damaged: its checksum") as caught:
+        CpuDevice().load(made, options())
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_the_plain_files_of_an_export_are_checked_too(checkpoint: str, tmp_path: Path, name: str) -> None:
+    made = export(checkpoint, tmp_path / "export", options("bfloat16"), with_plain=True)
+    (tmp_path / "export" / name).write_bytes((tmp_path / "export" / name).read_bytes()[:-1] + b" ")
+    with pytest.raises(LoadError, match=f"{name} is damaged"):
+        CpuDevice().load(made, options("float32"))
+
+
+def test_a_missing_file_is_named(checkpoint: str, tmp_path: Path) -> None:
+    made = export(checkpoint, tmp_path / "export", options())
+    next((tmp_path / "export" / "packed").iterdir()).unlink()
+    with pytest.raises(LoadError, match=r"avx|base.*cannot be read \(No such file"):
+        CpuDevice().load(made, options())
+
+
+def test_a_damaged_manifest_is_named(checkpoint: str, tmp_path: Path) -> None:
+    made = export(checkpoint, tmp_path / "export", options())
+    path = tmp_path / "export" / "neuronserve.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(LoadError, match=r"neuronserve\.json is damaged"):
+        CpuDevice().load(made, options())
+
+
+GOLDEN = {
+    "avx512": {
+        "float32 None": "7353f298e0299657",
+        "bfloat16 None": "cbd5ff1b60af435f",
+        "float32 int8": "4e2fe37503261d12",
+        "float16 int8": "39e2d8b16c1f85f3",
+    },
+    "avx2": {
+        "float32 None": "58b18b236e96da52",
+        "bfloat16 None": "ed1410a20ed78f3f",
+        "float32 int8": "5cf3f68df1c57471",
+        "float16 int8": "ae27e1d84a77598b",
+    },
+    "base": {
+        "float32 None": "955b55932f78301e",
+        "bfloat16 None": "4539267f595bcf7d",
+        "float32 int8": "94376df7d18b2bbc",
+        "float16 int8": "b4ed8f0c168754d6",
+    },
+}
+"""Digests of what `LAYOUT` stands for: where one changes, raise `LAYOUT`, or exports would be misread."""
+
+
+@pytest.mark.parametrize("isa", GOLDEN)
+def test_the_layout_has_not_changed_under_its_number(checkpoint: str, tmp_path: Path, isa: str) -> None:
+    try:
+        session = Session(1, isa)
+    except Exception as error:
+        pytest.skip(f"not on this processor: {error}")
+    found = {}
+    for dtype, quantization, head in FORMS:
+        entry = packed.write_packed(checkpoint, options(dtype, quantization, head), tmp_path, session)
+        found[f"{dtype} {quantization}"] = hashlib.sha256((tmp_path / entry.file).read_bytes()).hexdigest()[:16]
+    assert packed.LAYOUT == 1
+    assert found == GOLDEN[isa]
+
+
+def random_bytes(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, count, np.uint8)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 3 << 20, (3 << 20) + 5])
+def test_the_checksum_sees_every_flipped_bit_and_every_length(size: int) -> None:
+    data = random_bytes(size)
+    before = checksum.digest(data)
+    assert checksum.digest(np.append(data, np.uint8(0))) != before
+    for at in (0, size // 2, size - 1):
+        if size:
+            changed = data.copy()
+            changed[at] ^= 0x80
+            assert checksum.digest(changed) != before
+
+
+def test_the_checksum_sees_pieces_that_changed_places() -> None:
+    data = random_bytes(4 << 20)
+    swapped = np.concatenate([data[1 << 20 : 2 << 20], data[: 1 << 20], data[2 << 20 :]])
+    rows = data.copy()
+    rows[:4096], rows[4096:8192] = data[4096:8192], data[:4096]
+    assert len({checksum.digest(each) for each in (data, swapped, rows)}) == 3
