@@ -22,15 +22,16 @@ _MAX_DIGITS = 4000  # of an integer; Python refuses to read much longer ones
 
 @dataclass(frozen=True)
 class Body:
-    """Made by `read`. `text` is kept for the positions that errors quote."""
+    """Made by `read`."""
 
-    text: str
+    raw: bytes
+    text: str  # for the positions that errors quote
     value: Any
 
 
 async def read(request: Request, limit: int) -> Body:
     check_content_type(request.headers.get("content-type", ""))
-    return parse(await _read_bytes(request, limit))
+    return parse(await read_bytes(request, limit))
 
 
 def check_content_type(header: str) -> None:
@@ -39,7 +40,7 @@ def check_content_type(header: str) -> None:
         raise TransportError(415, "Expected request with `Content-Type: application/json`")
 
 
-async def _read_bytes(request: Request, limit: int) -> bytes:
+async def read_bytes(request: Request, limit: int) -> bytes:
     """All of it; one that is too long is read to its end, since some clients listen only when they have sent all."""
     pieces: list[bytes] = []
     size = 0
@@ -71,7 +72,7 @@ def parse(raw: bytes) -> Body:
         refuse(message, text, text.find(word) + len(word))
     if _LONE_SURROGATE.search(raw) and _has_lone_surrogate(value):
         refuse("lone leading surrogate in hex escape", text, len(text))
-    return Body(text, value)
+    return Body(raw, text, value)
 
 
 def refuse(message: str, text: str, index: int) -> NoReturn:
@@ -114,35 +115,42 @@ def _has_lone_surrogate(value: Any) -> bool:
     return False
 
 
-_MESSAGES = {
-    "Expecting value": "expected value",
-    "Extra data": "trailing characters",
-    "Expecting ':' delimiter": "expected `:`",
-    "Expecting property name enclosed in double quotes": "key must be a string",
-    "Illegal trailing comma before end of object": "trailing comma",
-    "Illegal trailing comma before end of array": "trailing comma",
-    "Unterminated string starting at": "EOF while parsing a string",
-    "Invalid control character at": "control character (\\u0000-\\u001F) found while parsing a string",
-    "Invalid \\escape": "invalid escape",
-    "Invalid \\uXXXX escape": "invalid escape",
-}
-"""Python's messages, and the router's."""
-
-
 def _as_the_router_says_it(error: json.JSONDecodeError, text: str) -> tuple[str, str, int]:
-    message = _MESSAGES.get(error.msg.rstrip(":").strip(), error.msg)
-    at_end = error.pos >= len(text.rstrip())
-    if message == "EOF while parsing a string":
-        return message, text, len(text)
-    if error.msg == "Expecting ',' delimiter":
-        kind = "object" if _innermost(text[: error.pos]) == "{" else "list"
-        message = f"expected `,` or `{'}' if kind == 'object' else ']'}`"
-        return (f"EOF while parsing a{'n' if kind == 'object' else ''} {kind}" if at_end else message), text, error.pos
-    if at_end:
-        inside = _innermost(text)
-        name = {"{": "an object", "[": "a list"}.get(inside if message != "expected value" else "", "a value")
-        return f"EOF while parsing {name}", text, len(text)
-    return message, text, error.pos + (message != "trailing comma")
+    """Message, text and place. Python's messages and places differ between its versions: where they do, the text
+    decides."""
+    said = error.msg
+    if said.startswith("Unterminated string"):
+        return "EOF while parsing a string", text, len(text)
+    if said.startswith("Invalid control character"):
+        return "control character (\\u0000-\\u001F) found while parsing a string", text, error.pos + 1
+    if said.startswith("Invalid \\"):
+        return "invalid escape", text, error.pos + 1
+    index = _next_word(text, error.pos + said.startswith("Illegal trailing comma"))
+    if index == len(text):
+        return f"EOF while parsing {_unfinished(text, said)}", text, index
+    return _syntax_error(said, text, index), text, index + 1
+
+
+def _syntax_error(said: str, text: str, index: int) -> str:
+    if said.startswith("Extra data"):
+        return "trailing characters"
+    if said.startswith("Expecting ':'"):
+        return "expected `:`"
+    if said.startswith("Expecting ','"):
+        return f"expected `,` or `{'}' if _innermost(text[:index]) == '{' else ']'}`"
+    if text[index] in "}]" and text[:index].rstrip().endswith(","):
+        return "trailing comma"
+    return "key must be a string" if said.startswith("Expecting property name") else "expected value"
+
+
+def _unfinished(text: str, said: str) -> str:
+    if said.startswith("Expecting value") and text.rstrip()[-1:] != "[":
+        return "a value"
+    return {"{": "an object", "[": "a list"}.get(_innermost(text), "a value")
+
+
+def _next_word(text: str, index: int) -> int:
+    return len(text) - len(text[index:].lstrip(" \t\r\n"))
 
 
 def _innermost(text: str) -> str:

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from .body import Body, place
 from .errors import TransportError
-from .schemas import RustType
+from .schemas import RustType, VertexRequest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -40,8 +40,23 @@ def to_request(body: Body, model: type[M]) -> M:
         refuse(body, model, error)
 
 
+def to_variant(body: Body, model: type[M], family: str) -> M:
+    """For a body that may be of several shapes: the router does not say what was wrong with any of them."""
+    try:
+        return model.model_validate(body.value)
+    except ValidationError:
+        refuse_all(family)
+
+
+def refuse_all(family: str) -> NoReturn:
+    raise TransportError(422, f"{WRONG_SHAPE}data did not match any variant of untagged enum {family}")
+
+
 def refuse(body: Body, model: type[BaseModel], error: ValidationError) -> NoReturn:
-    found = [(_message(body, model, detail), *_where(body, detail)) for detail in error.errors(include_url=False)]
+    details = error.errors(include_url=False)
+    if model is VertexRequest and any(len(detail["loc"]) > 2 for detail in details):
+        refuse_all("VertexInstance")
+    found = [(_message(body, model, detail), *_where(body, detail)) for detail in details]
     message, _, index = min(found, key=lambda one: one[1:])
     raise TransportError(422, f"{WRONG_SHAPE}{message} {place(body.text, index)}")
 

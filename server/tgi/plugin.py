@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from starlette.datastructures import State
 from neuronserve.neuron_worker.config import user_options
 from neuronserve.neuron_worker.options import tgi_option
 
-from . import routes, service
+from . import auth, routes, service
+from .openai_compat import OpenAiCompat, Rules
 from .settings import TgiSettings
 
 if TYPE_CHECKING:
@@ -27,12 +29,26 @@ class TgiPlugin:
         settings = settings_of(app.state.args)
         if settings is None:
             return
-        app.include_router(routes.router)
+        routes.mount(app)
+        if settings.cors_allow_origin:  # vLLM adds its middleware after this, from the same arguments
+            app.state.args.allowed_origins = list(settings.cors_allow_origin)
+        app.add_middleware(OpenAiCompat, rules_of=_rules)
+        if keys := auth.keys(app.state.args.api_key, os.environ):
+            app.add_middleware(auth.ApiKey, keys=keys)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         settings = settings_of(args)
         if settings is not None and engine_client is not None:
             state.tgi = service.make(engine_client, settings, args, os.environ)
+
+
+def _rules(app: FastAPI) -> tuple[Rules, int]:
+    """What the OpenAI routes accept here, and how long a body."""
+    tgi: service.TgiService = app.state.tgi
+    settings = tgi.settings
+    names = tuple(model.name for model in app.state.openai_serving_models.base_model_paths)
+    rules = Rules(names, tgi.limits, settings.any_model_name, settings.max_client_batch_size)
+    return rules, settings.payload_limit if settings.any_model_name else sys.maxsize
 
 
 def settings_of(args: Namespace) -> TgiSettings | None:

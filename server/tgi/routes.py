@@ -9,14 +9,26 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 
-from . import body, errors, info, parsing, respond
+from . import body, dispatch, errors, info, parsing, respond, tokenize, vertex
 from .errors import ClientLeft, TgiError, TransportError
 from .generate import Clock
-from .openapi import GENERATES, request_body
-from .schemas import CompatGenerateRequest, ErrorResponse, GenerateRequest, GenerateResponse, Info
+from .openapi import GENERATES, NOT_PARSED, of_our_routes, request_body
+from .schemas import (
+    ChatRequest,
+    ChatTokenizeResponse,
+    CompatGenerateRequest,
+    ErrorResponse,
+    GenerateRequest,
+    GenerateResponse,
+    Info,
+    SimpleToken,
+    VertexRequest,
+    VertexResponse,
+)
 from .service import TgiService
 from .sse import EventStream
 
@@ -85,6 +97,7 @@ async def generate(request: Request) -> Response:
 @post(
     "/generate_stream",
     responses={200: {"description": "An event for each token, or one with an error"}, **GENERATES},
+    status_code=200,
     response_class=EventStream,
     openapi_extra=request_body(GenerateRequest),
 )
@@ -93,6 +106,62 @@ async def generate_stream(request: Request) -> Response:
     service, clock = service_of(request), Clock()
     asked = parsing.to_request(await body.read(request, service.settings.payload_limit), GenerateRequest)
     return respond.stream(request, service, asked, clock, full_text=False)
+
+
+@post("/invocations", responses=_LISTS, openapi_extra=request_body(CompatGenerateRequest))
+async def invocations(request: Request) -> Response:
+    """SageMaker: generate, chat or completion, by what the body holds."""
+    service, clock = service_of(request), Clock()
+    read = await body.read(request, service.settings.payload_limit)
+    if dispatch.is_theirs("/invocations", read.value):
+        return handed(request, "/invocations", read.raw)
+    return await compat(request, service, parsing.to_variant(read, CompatGenerateRequest, "SagemakerRequest"), clock)
+
+
+@post(
+    "/tokenize",
+    responses={200: {"description": "Tokens and their places", "model": list[SimpleToken]}, **NOT_PARSED},
+    openapi_extra=request_body(GenerateRequest),
+)
+async def get_tokens(request: Request) -> Response:
+    """The tokens of `inputs`, with their places in it in bytes."""
+    service = service_of(request)
+    read = await body.read(request, service.settings.payload_limit)
+    if dispatch.is_theirs("/tokenize", read.value):
+        return handed(request, "/tokenize", read.raw)
+    asked = parsing.to_request(read, GenerateRequest)
+    return JSONResponse([token.model_dump() for token in await tokenize.tokenize(service, asked.inputs)])
+
+
+def handed(request: Request, path: str, raw: bytes) -> Response:
+    theirs: dict[str, APIRoute] = request.app.state.tgi_handed
+    return dispatch.Handed(theirs[path], raw)
+
+
+@post(
+    "/chat_tokenize",
+    responses={200: {"description": "The chat's text and tokens", "model": ChatTokenizeResponse}, **NOT_PARSED},
+    openapi_extra=request_body(ChatRequest),
+)
+async def get_chat_tokens(request: Request) -> Response:
+    """The chat as the model reads it, and its tokens."""
+    service = service_of(request)
+    asked = parsing.to_request(await body.read(request, service.settings.payload_limit), ChatRequest)
+    return JSONResponse((await tokenize.chat_tokenize(service, asked)).model_dump())
+
+
+@post(
+    "/vertex",
+    responses={200: {"description": "Generated texts", "model": VertexResponse}, **GENERATES},
+    openapi_extra=request_body(VertexRequest),
+)
+async def vertex_predict(request: Request) -> Response:
+    """Vertex AI: several requests in one envelope."""
+    service = service_of(request)
+    read = await body.read(request, service.settings.payload_limit)
+    asked = parsing.to_request(read, VertexRequest)
+    work = vertex.predict(service, asked, await service.trace(request.headers))
+    return JSONResponse((await respond.unless_client_leaves(request, work)).model_dump())
 
 
 @router.get("/info", response_model=None, responses={200: {"description": "Model and limits", "model": Info}})
@@ -116,3 +185,42 @@ async def health(request: Request) -> Response:
     """Whether the engine answers."""
     await service_of(request).check_health()
     return Response()
+
+
+@router.get("/api-doc/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Response:
+    """Of our routes alone; /openapi.json has vLLM's beside them."""
+    return JSONResponse(of_our_routes(request.app, PATHS, info.PROTOCOL))
+
+
+OPERATIONS = {
+    (method, route.path)
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.include_in_schema
+    for method in route.methods
+}
+PATHS = frozenset(path for _, path in OPERATIONS)
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+def mount(app: FastAPI) -> None:
+    app.state.tgi_handed = dispatch.their_routes(app)
+    app.include_router(router)
+    for path in sorted(PATHS):
+        methods = sorted(method for method, ours in OPERATIONS if ours == path)
+        if "GET" in methods:
+            app.router.add_route(
+                path, answered(health) if path != "/info" else get_info, ["HEAD"], include_in_schema=False
+            )
+        app.router.add_route(path, not_allowed(methods), [*METHODS], include_in_schema=False)
+
+
+def not_allowed(methods: list[str]) -> Endpoint:
+    """Behind all routes of a path: its other methods."""
+
+    async def refuse(_: Request) -> Response:
+        return Response(status_code=405, headers={"allow": ", ".join(methods)})
+
+    return refuse

@@ -108,11 +108,12 @@ class ChatRequest(_Request):
 
     messages: list[ChatMessage]
     tools: list[Any] | None = None
-
-
-class VertexParameters(_Request):
-    max_new_tokens: U32 | None = None
+    max_tokens: U32 | None = None
     seed: U64 | None = None
+
+
+class VertexRequest(_Request):
+    instances: list[GenerateRequest | ChatRequest]
 
 
 class Token(BaseModel):

@@ -45,13 +45,22 @@ class TgiService:
     compute_type: str  # number and kind of the cards, as TGI's launcher spells it
     chat_template: str | None  # instead of the tokenizer's own
 
-    async def prepare(self, inputs: str, asked: GenerateParameters, clock: Clock, *, streaming: bool) -> Job:
+    async def prepare(
+        self,
+        inputs: str,
+        asked: GenerateParameters,
+        clock: Clock,
+        *,
+        streaming: bool,
+        add_special_tokens: bool = True,
+    ) -> Job:
         """Validation, in TGI's order."""
         validation.check_parameters(inputs, asked, self.limits, streaming=streaming)
         try:
-            token_ids = truncated(await self.vocabulary.encode(inputs), asked.truncate)
+            encoded = await self.vocabulary.encode(inputs, add_special_tokens=add_special_tokens)
         except Exception as error:  # the tokenizer's own, which have no class
             raise errors.ValidationError(f"tokenizer error {error}") from error
+        token_ids = truncated(encoded, asked.truncate)
         max_new_tokens = validation.check_length(len(token_ids), asked.max_new_tokens, self.limits)
         grammar = validation.check_grammar(asked.grammar, self.limits)
         self.recorder.request_validated(len(token_ids), max_new_tokens)

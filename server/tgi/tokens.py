@@ -29,8 +29,8 @@ class Vocabulary:
         self._special = frozenset(self._tokenizer.all_special_ids)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tgi-tokenizer")
 
-    async def encode(self, text: str) -> list[int]:
-        return list(await self._do(self._encode, text))
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(await self._do(self._encode, text, add_special_tokens))
 
     async def encode_with_places(self, text: str, *, add_special_tokens: bool) -> list[SimpleToken]:
         """Each token with the slice of `text` it stands for, in bytes; what was added has none."""
@@ -45,8 +45,9 @@ class Vocabulary:
             return work(text, *arguments)
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, text, *arguments)
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]  # type: ignore[no-any-return]
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        return encoded["input_ids"]  # type: ignore[no-any-return]
 
     def _encode_with_places(self, text: str, add_special_tokens: bool) -> list[SimpleToken]:
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "verbose": False}

@@ -1,0 +1,165 @@
+"""vLLM's /v1/chat/completions and /v1/completions for clients that were written against TGI's.
+
+TGI's spellings are turned into OpenAI's before vLLM reads the body; a body that needs nothing passes byte for byte.
+What a server of TGI's launcher also promises (any model name, TGI's limits and defaults) applies where
+`any_model_name` is set, so that `vllm serve` keeps vLLM's own answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from . import body, errors
+from .dispatch import replayed
+from .errors import TgiError, ToolError, TransportError
+from .schemas import Grammar
+from .validation import Limits, check_grammar
+
+Json = dict[str, Any]
+
+CHAT, COMPLETIONS, INVOCATIONS = "/v1/chat/completions", "/v1/completions", "/invocations"
+PATHS = (CHAT, COMPLETIONS, INVOCATIONS)
+
+_GRAMMAR: TypeAdapter[Grammar] = TypeAdapter(Grammar)
+_TOOL_CHOICES = (None, "auto", "none", "required")
+
+
+class SuffixNotSupported(TgiError):
+    status, error_type = 422, "suffix not supported"
+
+    def __init__(self) -> None:
+        super().__init__("Suffix is not supported and can be achieved by preprocessing the prompt.")
+
+
+class BatchSizeExceeded(TgiError):
+    status, error_type = 422, "batch size exceeded"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"Number of prompts exceeds the maximum allowed batch size of {most}")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Of this server. Made by the middleware from the service's settings."""
+
+    served: Sequence[str]  # model names that vLLM knows
+    limits: Limits
+    as_launcher: bool = False
+    max_client_batch_size: int = 4
+
+
+def rewrite(asked: Json, rules: Rules) -> Json:
+    """The body as vLLM understands it."""
+    result = dict(asked)
+    if "messages" in asked:
+        _rewrite_response_format(result, rules.limits)
+        _rewrite_tool_choice(result)
+    if isinstance(asked.get("logit_bias"), list):
+        del result["logit_bias"]  # TGI takes a list, and does nothing with it; OpenAI's is an object
+    if rules.as_launcher:
+        _apply_launcher_rules(result, rules)
+    return result
+
+
+def _rewrite_response_format(result: Json, limits: Limits) -> None:
+    """TGI's forms have a `value`; OpenAI's pass."""
+    wanted = result.get("response_format")
+    if not isinstance(wanted, dict) or "value" not in wanted:
+        return
+    if result.get("tools") is not None:
+        raise ToolError("Grammar and tools are mutually exclusive")
+    try:
+        grammar = check_grammar(_GRAMMAR.validate_python(wanted), limits)
+    except ValidationError:
+        return  # of no known form: vLLM says what it knows
+    if isinstance(grammar, str):
+        del result["response_format"]
+        result["structured_outputs"] = {"regex": grammar}
+    else:
+        result["response_format"] = {"type": "json_schema", "json_schema": {"name": "response", "schema": grammar}}
+
+
+def _rewrite_tool_choice(result: Json) -> None:
+    """A function's bare name."""
+    choice = result.get("tool_choice")
+    if choice in _TOOL_CHOICES or not isinstance(choice, str):
+        return
+    if choice not in map(_function_name, result.get("tools") or ()):
+        raise ToolError(f"Tool with name {choice} not found")
+    result["tool_choice"] = {"type": "function", "function": {"name": choice}}
+
+
+def _function_name(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _apply_launcher_rules(result: Json, rules: Rules) -> None:
+    if result.get("model") not in rules.served:
+        result["model"] = rules.served[0]
+    if "messages" in result:
+        _continue_the_assistant(result)
+        return
+    if result.get("suffix") is not None:
+        raise SuffixNotSupported
+    prompts: Any = result.get("prompt")
+    are_texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
+    if are_texts and len(prompts) > rules.max_client_batch_size:
+        raise BatchSizeExceeded(rules.max_client_batch_size)
+    result.setdefault("max_tokens", None)  # all that the context leaves, where vLLM's default is 16
+
+
+def _continue_the_assistant(result: Json) -> None:
+    """A reply to an unfinished message of the assistant's is its continuation."""
+    messages = result["messages"]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant" and last.get("content"):
+        result.setdefault("add_generation_prompt", False)
+        result.setdefault("continue_final_message", True)
+
+
+class OpenAiCompat:
+    """ASGI middleware in front of vLLM's routes."""
+
+    def __init__(self, app: ASGIApp, rules_of: Callable[[Any], tuple[Rules, int]]) -> None:
+        self._app = app
+        self._rules_of = rules_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in PATHS:
+            return await self._app(scope, receive, send)
+        rules, limit = self._rules_of(scope["app"])
+        try:
+            raw = await body.read_bytes(Request(scope, receive), limit)
+            changed = self._changed(raw, rules)
+        except (TgiError, TransportError) as error:
+            return await errors.response(error)(scope, receive, send)
+        return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)
+
+    def _changed(self, raw: bytes, rules: Rules) -> bytes:
+        try:
+            asked = json.loads(raw)
+        except (ValueError, RecursionError):
+            return raw  # the route says what is wrong with it
+        if not isinstance(asked, dict) or "inputs" in asked:
+            return raw
+        result = rewrite(asked, rules)
+        return raw if result == asked else json.dumps(result).encode()
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
+def _resized(scope: Scope, size: int) -> Scope:
+    headers = [
+        (name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")
+    ]
+    return {**scope, "headers": [*headers, (b"content-length", str(size).encode())]}
