@@ -163,6 +163,7 @@ class Capabilities:
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     cache_dtype: str | None = None  # of cached keys and values; None: the model's own type
     quantizations: tuple[str, ...] = ("int8",)
+    saves_graphs: bool = False  # compiled graphs can be kept as files, in `DeviceOptions.artifacts`
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,9 @@ class DeviceOptions:
     neuron_config: Mapping[str, Any] = field(default_factory=dict)  # validated NeuronConfig overrides
     threads: int | None = None  # None: every core this process may use
     sampling: str = "host"  # where `Capabilities.sampling` is "fixed": "host" gives logits, "device" token ids
-    artifacts: str | None = None  # directory for compiled graphs, kept between starts; None: not kept
+    artifacts: str | None = None  # directory with compiled graphs; what is compiled is added. None: not kept
+    require_artifacts: bool = False  # never compile: a graph that `artifacts` lacks is a `LoadError`
+    compiler_cache: str | None = None  # directory for what the compiler keeps by itself; None: where it would
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from . import errors
 from .base import Capabilities, DeviceOptions, ModelFacts, StepShape
 from .errors import DeviceError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with any change to a message, to a type that crosses, or to the order of arrays in shared memory."""
 
 _MAGIC = b"NSDP"

@@ -55,10 +55,6 @@ def places(environ: Mapping[str, str], artifacts: str | None = None, cache_url: 
     return Places(_local(environ, artifacts, compile_cache, has_remote=remote is not None), remote, remote_from)
 
 
-def says_where_the_compiler_caches(environ: Mapping[str, str]) -> bool:
-    return bool(_compile_cache(environ)) or any(flag in ("--no-cache", "--no_cache") for flag in _flags(environ))
-
-
 def _local(environ: Mapping[str, str], artifacts: str | None, compile_cache: str, *, has_remote: bool) -> Path | None:
     if artifacts:
         return _directory("artifacts", artifacts)

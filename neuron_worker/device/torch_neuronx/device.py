@@ -65,7 +65,7 @@ class NeuronTorchDevice:
 
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
         _refuse(options, draft_dir)
-        environment.prepare(self._environ, options.tensor_parallel_size)
+        environment.prepare(self._environ, options.tensor_parallel_size, options.compiler_cache)
         packer = TorchPacker(float_type(options.dtype))
         model = load_model(model_dir, options, packer)
         compiler = sdk.load(options.dtype)
@@ -154,6 +154,11 @@ def _refuse(options: DeviceOptions, draft_dir: str | None) -> None:
         raise UnsupportedModel(
             f"draft model {draft_dir}: the torch-neuronx backend does not speculate inside the device; leave it out"
         )
+    if options.require_artifacts:
+        raise UnsupportedModel(
+            "require_cached: the torch-neuronx backend's graphs are compiled by the SDK, which cannot be told not to; "
+            "leave it out"
+        )
     if options.neuron_config:
         names = ", ".join(sorted(options.neuron_config))
         raise UnsupportedModel(
@@ -167,7 +172,7 @@ def _facts(spec: ModelSpec, options: DeviceOptions, num_bytes: int, compiler: sd
     if options.dtype != "float32":
         notes.append(f"weights are kept in {options.dtype}, the cache and what is between matrices in float32")
     if options.artifacts is not None:
-        notes.append("artifacts: compiled graphs are kept by the SDK's own cache (NEURON_COMPILE_CACHE_URL) alone")
+        notes.append("compiled graphs are kept by the SDK's own cache (NEURON_COMPILE_CACHE_URL) alone")
     return ModelFacts(
         architecture=spec.architecture,
         vocab_size=spec.vocab_size,

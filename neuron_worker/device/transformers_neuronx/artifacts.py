@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import LoadError
+from .environment import compiler_flags
+
 logger = logging.getLogger(__name__)
 
 IDENTITY = "identity.json"
@@ -31,6 +34,12 @@ class Artifacts:
 
     root: str | None
     identity: Mapping[str, Any]  # JSON-able
+    may_compile: bool = True
+
+    def check_compiling(self, why: str) -> None:
+        """Before anything is compiled."""
+        if not self.may_compile:
+            raise LoadError(f"{why}, and require_cached allows no compiling; start once without it")
 
     @property
     def key(self) -> str:
@@ -82,5 +91,5 @@ def identity(
         "neuron_config": dict(neuron_config),
         "arguments": dict(arguments),
         "versions": dict(versions),
-        "flags": environ.get("NEURON_CC_FLAGS", ""),
+        "flags": list(compiler_flags(environ)),
     }

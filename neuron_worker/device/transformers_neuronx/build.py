@@ -161,7 +161,11 @@ class Blueprint:
         architecture = checkpoint.architecture
         model_class = self.sdk.model_class(architecture.family, architecture.model_class)
         config = {**checkpoint.config, **checkpoint.changes}
-        kept = Artifacts(options.artifacts, identity(config, fields, arguments, self.sdk.versions, self.environ))
+        kept = Artifacts(
+            options.artifacts,
+            identity(config, fields, arguments, self.sdk.versions, self.environ),
+            may_compile=not options.require_artifacts,
+        )
         with checkpoint.as_the_library_reads_it() as directory:
             return bring_up(
                 lambda: model_class.from_pretrained(
@@ -190,6 +194,11 @@ def _check_draft(target: Checkpoint, draft: Checkpoint, options: DeviceOptions) 
         raise LoadError(
             f"the draft's vocabulary is {draft.vocab_size}, the model's {target.vocab_size}: they must be the same; "
             "take a draft of the model's own family"
+        )
+    if options.require_artifacts:
+        raise LoadError(
+            "require_cached: graphs that hold draft and model together are kept by the compiler's own cache alone; "
+            "leave it out, or serve without a draft"
         )
     if options.quantization is not None:
         raise LoadError(f"quantization={options.quantization} is not served with a draft; leave one of them out")

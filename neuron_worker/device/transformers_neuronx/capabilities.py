@@ -30,6 +30,7 @@ CAPABILITIES = Capabilities(
     default_max_graphs=8,
     fine_prefill_ladder=False,
     quantizations=("int8", "f8e4m3fn"),
+    saves_graphs=True,
 )
 
 

@@ -68,7 +68,7 @@ class NeuronxDevice:
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
         target = _read(model_dir, options)
         draft = None if draft_dir is None else _read(draft_dir, options)
-        environment.prepare(self._environ, options.tensor_parallel_size)
+        environment.prepare(self._environ, options.tensor_parallel_size, options.compiler_cache)
         blueprint = Blueprint.of(sdk.load(), options, target, draft, self._environ)
         ending: Ending = HostEnding() if blueprint.sampling is None else ChipEnding(blueprint.sampling)
         self._loaded = _Loaded(blueprint, Slots(options.max_num_seqs), ending)

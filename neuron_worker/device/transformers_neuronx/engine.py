@@ -105,9 +105,12 @@ def bring_up(make: Callable[[], Any], artifacts: Artifacts) -> Any:
                 model.to_neuron()
                 return model
             except FileNotFoundError as error:
+                artifacts.check_compiling(f"compiled graphs in {directory} do not fit ({error})")
                 logger.warning("compiled graphs in %s do not fit, compiling anew: %s", directory, error)
                 artifacts.discard()
                 model = make()
+        else:
+            artifacts.check_compiling("there are no compiled graphs for this model")
         model.to_neuron()
     except LoadError:
         raise

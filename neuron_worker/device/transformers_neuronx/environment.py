@@ -1,4 +1,4 @@
-"""The runtime's environment variables, read and completed before the SDK is imported.
+"""The SDK's environment variables, read and completed before the SDK is imported.
 
 The runtime reads them once, when it starts. Cores are claimed per process: without a limit the first server would
 claim all of an instance, so a server claims what it uses and the rest stays free for another. Work over several
@@ -7,12 +7,19 @@ machines is refused by the names of its variables. Knows no model.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, MutableMapping
 
 from ..errors import LoadError
 
 VISIBLE_KEY = "NEURON_RT_VISIBLE_CORES"
 COUNT_KEY = "NEURON_RT_NUM_CORES"
+FLAGS_KEY = "NEURON_CC_FLAGS"
+COMPILER_CACHE_KEY = "NEURON_COMPILE_CACHE_URL"
+
+_WRAPPER_FLAGS = ("--cache_dir", "--cache-dir", "--log_level")
+_WRAPPER_SWITCHES = ("--no_cache", "--no-cache", "--retry_failed_compilation")
+"""Of the compiler's wrapper, with a value and without: where and how it compiles, nothing of what comes out."""
 
 _ALONE = {
     "NEURON_RANK_ID": ("", "0"),
@@ -25,9 +32,28 @@ _ALONE = {
 """Variables of a server over several machines, and their values on one."""
 
 
-def prepare(environ: MutableMapping[str, str], num_cores: int) -> None:
+def compiler_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What of NEURON_CC_FLAGS decides a compiled graph."""
+    try:
+        words = iter(shlex.split(environ.get(FLAGS_KEY, "")))
+    except ValueError as error:
+        raise LoadError(f"{FLAGS_KEY}={environ[FLAGS_KEY]!r}: {error}; check its quotes") from None
+    found = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in _WRAPPER_FLAGS:
+            if not equals:
+                next(words, None)
+        elif name not in _WRAPPER_SWITCHES:
+            found.append(word)
+    return tuple(found)
+
+
+def prepare(environ: MutableMapping[str, str], num_cores: int, compiler_cache: str | None = None) -> None:
     """Refuse what cannot be served, and claim as many cores as the model is spread over."""
     _refuse_several_machines(environ)
+    if compiler_cache is not None:
+        environ.setdefault(COMPILER_CACHE_KEY, compiler_cache)
     visible = environ.get(VISIBLE_KEY, "").strip()
     count = environ.get(COUNT_KEY, "").strip()
     if visible:

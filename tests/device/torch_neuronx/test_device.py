@@ -116,6 +116,7 @@ def test_more_copies_than_one_call_takes(device: NeuronTorchDevice, reference: C
         ({"neuron_config": {"fuse_qkv": True}}, r"override_neuron_config: fuse_qkv"),
         ({"dtype": "float8"}, r"dtype is 'float8'"),
         ({"quantization": "f8e4m3fn"}, r"quantization is 'f8e4m3fn'"),
+        ({"require_artifacts": True}, r"require_cached: .* cannot be told not to"),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(

@@ -247,6 +247,39 @@ class TestGraphsOnDisk:
             serve(model_dir(name, _name_or_path=name), artifacts=str(tmp_path))
         assert verbs(chip) == ["to_neuron", "save", "load", "to_neuron"]
 
+    @pytest.mark.parametrize(
+        "flags", ["--cache_dir=/elsewhere -O2", "-O2 --cache_dir /elsewhere --log_level 20", "-O2 --no_cache"]
+    )
+    def test_flags_that_say_where_to_compile_share_them(
+        self, serve: Serve, chip: Any, tmp_path: Path, flags: str
+    ) -> None:
+        for given in ("-O2", flags):
+            serve(artifacts=str(tmp_path), environ={"NEURON_CC_FLAGS": given})
+        assert verbs(chip) == ["to_neuron", "save", "load", "to_neuron"]
+
+    def test_where_nothing_may_be_compiled_nothing_is(self, serve: Serve, chip: Any, tmp_path: Path) -> None:
+        with pytest.raises(LoadError, match=r"no compiled graphs for this model, and require_cached"):
+            serve(artifacts=str(tmp_path), require_artifacts=True)
+        assert verbs(chip) == []
+        serve(artifacts=str(tmp_path))
+        chip.calls.clear()
+        serve(artifacts=str(tmp_path), require_artifacts=True)
+        assert verbs(chip) == ["load", "to_neuron"]
+        next(tmp_path.rglob("*.neff")).unlink()
+        chip.calls.clear()
+        with pytest.raises(LoadError, match=r"do not fit .*, and require_cached"):
+            serve(artifacts=str(tmp_path), require_artifacts=True)
+        assert verbs(chip) == ["load", "to_neuron"]  # the second one found the graph missing
+
+    @pytest.mark.parametrize(
+        ("environ", "expected"),
+        [({}, "/kept/compiler"), ({"NEURON_COMPILE_CACHE_URL": "s3://theirs"}, "s3://theirs")],
+    )
+    def test_the_compiler_s_own_cache(self, serve: Serve, environ: dict[str, str], expected: str) -> None:
+        environ = dict(environ)
+        serve(compiler_cache="/kept/compiler", environ=environ)
+        assert environ["NEURON_COMPILE_CACHE_URL"] == expected
+
     def test_a_graph_that_is_missing_is_compiled_anew(self, serve: Serve, chip: Any, tmp_path: Path) -> None:
         serve(artifacts=str(tmp_path))
         next(tmp_path.rglob("*.neff")).unlink()
