@@ -1,8 +1,8 @@
 """What a directory was exported for: its batch, length, cores, type and int8, and where its weights came from.
 
 Three forms are read: optimum-neuron's older one (the object "neuron" in config.json), its newer one
-(neuron_config.json) and ours, which is the newer one with an object "neuronserve" inside. A directory with none of
-them is an ordinary checkpoint. Reads small JSON files alone; knows no vLLM, no device and no weights.
+(neuron_config.json), and ours: the newer one with a manifest beside it. A directory with none of them is an ordinary
+checkpoint. Reads small JSON files alone; knows no vLLM.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .device.errors import LoadError
+from .device.manifest import MANIFEST, Manifest
 from .errors import ConfigError
 
 CONFIG = "config.json"
 NEURON_CONFIG = "neuron_config.json"
-OURS_KEY = "neuronserve"
 LEGACY_KEY = "neuron"
 
 Form = Literal["neuronserve", "neuron_config.json", "config.json"]
@@ -44,6 +45,7 @@ class ExportSettings:
     checkpoint_revision: str | None
     compiler_version: str | None
     library_version: str | None  # of what wrote the export: optimum-neuron, or this package
+    quantize_head: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -53,9 +55,11 @@ class ExportSettings:
 def read_settings(model_dir: str | Path) -> ExportSettings | None:
     """None: the directory is no export."""
     directory = Path(model_dir)
-    path = directory / NEURON_CONFIG
+    path, manifest = directory / NEURON_CONFIG, read_manifest(directory)
     if path.is_file():
-        return _modern(path, _object(path))
+        return _modern(path, _object(path), manifest)
+    if manifest is not None:
+        raise ConfigError(f"{path} is missing beside {MANIFEST}; export or download the model again")
     path = directory / CONFIG
     if path.is_file() and LEGACY_KEY in (config := _object(path)):
         neuron = config[LEGACY_KEY]
@@ -65,28 +69,32 @@ def read_settings(model_dir: str | Path) -> ExportSettings | None:
     return None
 
 
-def _modern(path: Path, values: Mapping[str, Any]) -> ExportSettings:
+def read_manifest(model_dir: str | Path) -> Manifest | None:
+    try:
+        return Manifest.read(model_dir)
+    except LoadError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _modern(path: Path, values: Mapping[str, Any], manifest: Manifest | None) -> ExportSettings:
     if "sequence_length" not in values and "batch_size" not in values:
         raise ConfigError(
             f"{path} has neither batch_size nor sequence_length, so it is no optimum-neuron configuration; "
             "move it away to serve the directory as a checkpoint"
         )
-    ours = values.get(OURS_KEY)
-    if ours is not None and not isinstance(ours, dict):
-        raise ConfigError(f'{path}: "{OURS_KEY}" is {ours!r}, not an object; export the model again')
-    is_hlo = values.get("auto_cast_type") is not None
+    cast = "torch_dtype" if values.get("auto_cast_type") is None else "auto_cast_type"
     return ExportSettings(
-        form="neuron_config.json" if ours is None else "neuronserve",
-        # Some releases wrote null where they meant the default.
+        form="neuron_config.json" if manifest is None else "neuronserve",
         batch_size=_count(path, values, "max_batch_size", "batch_size", default=1),
         sequence_length=_count(path, values, "sequence_length", default=128),
         num_cores=_count(path, values, "tp_degree", "num_cores", default=1),
-        auto_cast_type=_cast(path, values, "auto_cast_type" if is_hlo else "torch_dtype"),
-        quantization=None if ours is None else _text(path, ours, "quantization"),
+        auto_cast_type=_cast(path, values, cast),
+        quantization=None if manifest is None else manifest.quantization,
         checkpoint_id=_text(path, values, "checkpoint_id"),
         checkpoint_revision=_text(path, values, "checkpoint_revision"),
         compiler_version=_text(path, values, "neuronxcc_version"),
-        library_version=_text(path, values, "optimum_neuron_version") if ours is None else _text(path, ours, "version"),
+        library_version=_text(path, values, "optimum_neuron_version") if manifest is None else manifest.version,
+        quantize_head=manifest is not None and manifest.quantize_head,
     )
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import overrides
+from . import export_rules, overrides
 from .config import ASKED_KEY, OPTIONS_KEY, user_options
 from .device import registry
 from .errors import ConfigError
@@ -49,8 +49,8 @@ _FLAG = "--override-neuron-config"
 
 def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Keywords of vLLM's engine arguments, the classic ones among them, in vLLM's own vocabulary."""
-    kept = dict(keywords)
-    _check_model(kept.get("model"))
+    _check_model(keywords.get("model"))
+    kept = export_rules.fill(keywords)
     given = _options(kept)
     kept["additional_config"] = merged(kept.get("additional_config") or {}, given)
     kept.pop("use_v2_block_manager", None)

@@ -26,7 +26,7 @@ from neuronserve.neuron_worker.config import (
     user_options,
 )
 from neuronserve.neuron_worker.errors import ConfigError
-from neuronserve.neuron_worker.model_files import config_directory
+from neuronserve.neuron_worker.model_files import check_weights, config_directory
 from neuronserve.neuron_worker.picking import check_room
 from neuronserve.neuron_worker.resolve import Resolution, resolve
 
@@ -168,8 +168,11 @@ def _additional_config(vllm_config: VllmConfig) -> dict[str, Any]:
 
 def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
     model, cache = vllm_config.model_config, vllm_config.cache_config
+    download_dir = vllm_config.load_config.download_dir
+    directory = config_directory(model.model, model.revision, download_dir)
+    check_weights(directory, download_dir)
     return ServeRequest(
-        model_dir=config_directory(model.model, model.revision, vllm_config.load_config.download_dir),
+        model_dir=directory,
         max_model_len=model.max_model_len,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,

@@ -16,8 +16,9 @@ from neuronserve.bucketing.errors import BucketError
 from neuronserve.bucketing.memory import MemoryFacts
 from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan
 from neuronserve.bucketing.report import render
+from neuronserve.server.cache.places import places
 
-from . import environment, machine, options, overrides, picking
+from . import environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities, StepShape
@@ -26,6 +27,7 @@ from .device.graph.ops import FloatType
 from .device.graph.spec import ITEM_BYTES, ModelSpec, read_spec, weight_bytes
 from .environment import Environment
 from .errors import ConfigError
+from .exported import ExportSettings, read_settings
 from .machine import Machine
 from .picking import Asked, Pick
 
@@ -109,6 +111,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
     backend, notes = choice.backend, [*env.notes, *choice.notes]
     capabilities = _capabilities(backend)
     spec = _spec(request.model_dir)
+    export = read_settings(request.model_dir)
     length = _length(request.max_model_len, spec, warnings)
     block_size = _block_size(request.block_size, length, capabilities, notes)
     chunk, chunked = _chunks(request, values, length, capabilities, env, notes, warnings)
@@ -120,7 +123,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         vocab_size=spec.vocab_size,
         tensor_parallel_size=_cores(request.tensor_parallel_size, capabilities, warnings),
         dtype=_dtype(request.dtype, spec, capabilities),
-        quantization=_quantization(request, values, override, env, capabilities),
+        quantization=_quantization(request, values, override, env, capabilities, export),
         quantize_head=bool(values["quantize_head"]),
         chunk_tokens=chunk,
         context_buckets=env.context_buckets,
@@ -138,7 +141,10 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
     )
     plan = _plan(config)
     notes += _without_effect(config)
+    _check_cache(config, environ)
     _check_override(config, spec, notes, warnings)
+    if export is not None:
+        notes += export_rules.check(export, request.model_dir, config)
     device = f"device: {backend} ({choice.why})"
     return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here)
 
@@ -288,6 +294,7 @@ def _quantization(
     override: Mapping[str, Any],
     env: Environment,
     capabilities: Capabilities,
+    export: ExportSettings | None,
 ) -> str | None:
     asked = _asked_quantization(values, override, env)
     choice = values["quantization"]
@@ -295,7 +302,8 @@ def _quantization(
         ours = options.spelled("quantization", request.options)
         raise ConfigError(f"{ours}={choice} and {asked[0]}={asked[1]} contradict each other: leave one of them out")
     if asked is None:
-        return None
+        said = options.spelled("quantization", request.options) if choice == "none" else None
+        return export_rules.quantization(export, request.model_dir, None, said)
     key, dtype = asked
     name = QUANTIZATIONS[dtype]
     if name not in capabilities.quantizations:
@@ -303,7 +311,7 @@ def _quantization(
         raise ConfigError(
             f"{key}={dtype}: the {capabilities.name} device stores weights as {stored}; use s8 (int8) or leave it out"
         )
-    return name
+    return export_rules.quantization(export, request.model_dir, name, key)
 
 
 def _asked_quantization(

@@ -132,15 +132,16 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _request(options: argparse.Namespace) -> ServeRequest:
     names = ("model", "quantization", "dtype", "max_num_seqs", "additional_config", "speculative_config")
+    names += ("max_model_len", "tensor_parallel_size", "revision", "download_dir")
     asked = legacy_args.translate({name: getattr(options, name) for name in (*names, *legacy_args.ASKED)}, os.environ)
     extra: dict[str, Any] = asked["additional_config"]
     if asked.get("quantization"):
         raise ConfigError(f"--quantization {asked['quantization']} is not supported; neuron_quant is, for int8 weights")
     return ServeRequest(
         model_dir=config_directory(options.model, options.revision, options.download_dir),
-        max_model_len=options.max_model_len,
+        max_model_len=asked["max_model_len"],
         max_num_seqs=asked["max_num_seqs"],
-        tensor_parallel_size=options.tensor_parallel_size,
+        tensor_parallel_size=asked["tensor_parallel_size"],
         dtype=asked["dtype"],
         block_size=options.block_size,
         override=extra.get(overrides.KEY, {}),

@@ -97,7 +97,6 @@ def test_an_ordinary_checkpoint_is_no_export(tmp_path: Path) -> None:
         ("config.json", {"neuron": []}, '"neuron" is [], not an object'),
         ("neuron_config.json", {"hidden_size": 8}, "neither batch_size nor sequence_length"),
         ("neuron_config.json", {**NEWER, "torch_dtype": "int4"}, "torch_dtype is 'int4'; known are bf16"),
-        ("neuron_config.json", {**NEWER, "neuronserve": 1}, '"neuronserve" is 1, not an object'),
         ("neuron_config.json", [], "holds a list, not an object"),
     ],
 )
