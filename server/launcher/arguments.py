@@ -138,7 +138,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument(
         "huggingface_hub_cache",
         "Directory of hub files.",
-        variables=("HUGGINGFACE_HUB_CACHE",),
+        variables=("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"),
+        first_wins=True,
     ),
     _argument("weights_cache_override", "Wins over --huggingface-hub-cache."),
     # the limits

@@ -22,6 +22,9 @@ from .hostname import bind_address
 LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR", "off": "CRITICAL"}
 """TGI's levels, the most talkative first -> vLLM's."""
 
+ENGINE_FLAGS = {"--max-model-len": TOTAL, "--max-num-seqs": BATCH, "--tensor-parallel-size": CORES, "--dtype": "dtype"}
+"""Flag of `vllm serve` -> the setting it is made from."""
+
 _METHODS = ["GET", "POST"]
 _HEADERS = ["content-type", "authorization"]
 
@@ -52,8 +55,19 @@ def look(settings: Settings, environ: Mapping[str, str]) -> Device:
         dtype=str(settings.value("dtype")),
         options=_quantization(settings),
     )
-    resolution = resolve(request, environ)
+    try:
+        resolution = resolve(request, environ)
+    except ConfigError as error:
+        raise ConfigError(with_origins(str(error), settings)) from None
     return Device(resolution.config.max_num_seqs, resolution.plan.chunk_tokens, resolution.config.backend)
+
+
+def with_origins(problem: str, settings: Settings) -> str:
+    """An error that speaks of the server's flags, with what was typed beside them."""
+    for flag, name in ENGINE_FLAGS.items():
+        if settings[name].is_given and settings[name].origin != flag:
+            problem = problem.replace(flag, f"{flag} (here {settings[name].origin})", 1)
+    return problem
 
 
 def command(settings: Settings, device: Device, environ: Mapping[str, str], extra: tuple[str, ...] = ()) -> Command:

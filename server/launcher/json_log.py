@@ -78,4 +78,5 @@ class JsonLines(io.TextIOBase):
     def _write(self, lines: Iterable[str]) -> None:
         for text in lines:
             if text.strip():
-                self.inner.write(f"{text if text.startswith('{') else line('INFO', text, self.target)}\n")
+                level = "ERROR" if text.startswith(("error:", "Traceback")) else "INFO"
+                self.inner.write(f"{text if text.startswith('{') else line(level, text, self.target)}\n")

@@ -24,19 +24,16 @@ LEVEL_KEY = "VLLM_LOGGING_LEVEL"
 
 @contextmanager
 def json_lines() -> Iterator[None]:
-    """Everything this process and those under it write, as JSON; before vLLM is imported, which sets up its log."""
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (json_log.JsonLines(stream, stream.name.strip("<>")) for stream in streams)
+    """Everything this process and those under it write, as JSON; before vLLM is imported, which sets up its log.
+
+    The streams stay as they are made here: the last line of all is the one that tells of an error.
+    """
+    sys.stdout, sys.stderr = json_log.JsonLines(sys.stdout, "stdout"), json_log.JsonLines(sys.stderr, "stderr")
     with tempfile.TemporaryDirectory(prefix="neuronserve-") as folder:
         file = Path(folder) / "logging.json"
         file.write_text(json.dumps(json_log.configuration(os.environ.get(LEVEL_KEY, "INFO"))))
         os.environ[CONFIG_KEY] = str(file)
-        try:
-            yield
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            sys.stdout, sys.stderr = streams
+        yield
 
 
 def serve() -> None:

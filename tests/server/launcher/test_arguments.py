@@ -173,6 +173,11 @@ def test_spellings_of_the_token(variable: str) -> None:
     assert read([], {variable: "hf_x", "HF_SOMETHING": "y"}).text("hf_token") == "hf_x"
 
 
+def test_the_hub_s_directory_under_its_newer_name_wins() -> None:
+    environ = {"HF_HUB_CACHE": "/mine", "HUGGINGFACE_HUB_CACHE": "/data"}
+    assert read([], environ).text("huggingface_hub_cache") == "/mine"
+
+
 def test_a_blank_variable_is_not_set() -> None:
     assert read([], {"HF_TOKEN": "", "MAX_TOTAL_TOKENS": " ", "HUGGING_FACE_HUB_TOKEN": "hf_x"}).values.keys() == {
         "hf_token"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neuronserve.neuron_worker.errors import ConfigError
-from neuronserve.server.launcher.command import Command, Device, command, log_level, look
+from neuronserve.server.launcher.command import Command, Device, command, log_level, look, with_origins
 from neuronserve.server.launcher.main import settle
 from neuronserve.server.launcher.model import Model
 from neuronserve.server.launcher.model import look as look_at_model
@@ -182,6 +182,12 @@ def test_what_the_device_refuses_is_refused_here(tmp_path: Path) -> None:
     model = look_at_model(tiny_model(tmp_path, architectures=["PhiForCausalLM"]), None, None)
     with pytest.raises(ConfigError, match="PhiForCausalLM"):
         look(settle(read([], {}), model=model), {})
+
+
+def test_its_words_are_the_launcher_s() -> None:
+    settings = settle(read([], {"HF_NUM_CORES": "3"}), model=Model("m", positions=2048))
+    said = with_origins("--tensor-parallel-size 3: cores work as one in groups; --dtype auto", settings)
+    assert said == "--tensor-parallel-size (here HF_NUM_CORES) 3: cores work as one in groups; --dtype auto"
 
 
 def test_the_sha_of_a_hub_model_is_its_commit() -> None:

@@ -46,10 +46,18 @@ def test_lines_of_others_become_messages() -> None:
     print("28 graphs", file=stream)
     stream.write('{"message": "already"}\n\nhalf a ')
     stream.write("line\nand the rest")
+    stream.write("\nerror: no such port\n")
     stream.close()
 
     found = [json.loads(line) for line in under.getvalue().splitlines()]
-    assert [line["message"] for line in found] == ["28 graphs", "already", "half a line", "and the rest"]
+    assert [line["message"] for line in found] == [
+        "28 graphs",
+        "already",
+        "half a line",
+        "and the rest",
+        "error: no such port",
+    ]
+    assert found[-1]["level"] == "ERROR"
     assert found[0]["target"] == "stderr"
 
 
