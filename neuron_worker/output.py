@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
@@ -17,17 +17,25 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class FailedStep(ModelRunnerOutput):
-    """A step the device could not compute. `NeuronScheduler` ends the running requests with an error."""
+class EmptyStep(ModelRunnerOutput):
+    """Empty-handed but well-formed: another scheduler would merely see a step without tokens."""
 
     error: str = ""
 
     @classmethod
-    def of(cls, request_ids: Sequence[str], error: str) -> FailedStep:
-        """Empty-handed but well-formed: another scheduler would merely see a step without tokens."""
+    def of(cls, request_ids: Sequence[str], error: str = "") -> Self:
         ids = list(request_ids)
         index = {request_id: place for place, request_id in enumerate(ids)}
         return cls(req_ids=ids, req_id_to_index=index, sampled_token_ids=[[] for _ in ids], error=error)
+
+
+class FailedStep(EmptyStep):
+    """A step the device could not compute. `NeuronScheduler` ends the running requests with an error."""
+
+
+class ForgottenCache(EmptyStep):
+    """A step that was not computed, as the device was replaced while nobody used it: what the scheduler believes to
+    be cached is not. `NeuronScheduler` forgets it and schedules the requests anew."""
 
 
 def add_prompt_scores(request: LiveRequest, start: int, scores: PromptScores) -> None:

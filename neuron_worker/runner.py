@@ -26,7 +26,7 @@ from neuronserve.bucketing.waste import PaddingCounters
 from neuronserve.neuron_worker.device.base import Device, Float32
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
 from neuronserve.neuron_worker.metrics import Counters
-from neuronserve.neuron_worker.output import FailedStep, add_prompt_scores, report, take_prompt_scores
+from neuronserve.neuron_worker.output import FailedStep, ForgottenCache, add_prompt_scores, report, take_prompt_scores
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -72,7 +72,19 @@ class Runner:
         self._revival = revival
         self._complain = complain
         self._lost: str | None = None  # why, until the device is revived
+        self._cache_is_gone = False  # with an idle device, and the scheduler does not know yet
         self._paused: ComputedStep | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request's cache would be lost with the device."""
+        return self.state.num_requests == 0
+
+    def revive(self, reason: str) -> None:
+        """Replace a device that was lost between two steps."""
+        self._cache_is_gone = self._cache_is_gone or self._lost is None  # else the failed step has told of it
+        self._lost = self._lost or reason
+        self.device, self._lost = self._revival.revive(reason), None
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput | None:
         """None: call `sample` for the step's result."""
@@ -80,6 +92,9 @@ class Runner:
         rows = self.state.apply(scheduled)
         if not rows:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        if self._cache_is_gone:
+            self._cache_is_gone = False
+            return ForgottenCache.of(list(scheduled.num_scheduled_tokens))
         are_decode = (scheduled_row.row.is_decode for scheduled_row in rows)
         self.counters.step_applied(began, are_decode=are_decode, joined=len(scheduled.scheduled_new_reqs))
         try:

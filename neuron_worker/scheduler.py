@@ -5,7 +5,8 @@ cannot mix, prompts or decode rows only), delegates, and restores. Policy, preem
 and grammars stay vLLM's.
 
 A step the device failed at ends the requests that hold cache with an error, and the prefix cache is dropped with
-them, for it may name blocks that were never written; waiting requests stay, and the engine lives on.
+them, for it may name blocks that were never written; waiting requests stay, and the engine lives on. A step that
+meets a device replaced between two requests is scheduled again, its cached prefixes forgotten.
 
 Knows the plan's limits and the device's capabilities. Knows no tensors and no model.
 """
@@ -22,7 +23,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from neuronserve.neuron_worker.config import NeuronConfig
-from neuronserve.neuron_worker.output import FailedStep
+from neuronserve.neuron_worker.output import FailedStep, ForgottenCache
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -122,6 +123,8 @@ class NeuronScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        if isinstance(model_runner_output, ForgottenCache):
+            self.reset_prefix_cache(reset_running_requests=True)
         if not isinstance(model_runner_output, FailedStep):
             return super().update_from_output(scheduler_output, model_runner_output)
         holding = [r.request_id for r in self.requests.values() if r.num_computed_tokens > 0]

@@ -10,6 +10,8 @@ Knows vLLM's worker interface and `NeuronConfig`. Knows no text and no HTTP.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,10 @@ from neuronserve.bucketing.pack import StepPacker
 from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts
+from neuronserve.neuron_worker.device.errors import DeviceLost
+from neuronserve.neuron_worker.device.remote import RemoteDevice
 from neuronserve.neuron_worker.drawing import Draws
+from neuronserve.neuron_worker.idle_watch import IdleWatch
 from neuronserve.neuron_worker.memory import cache_bytes, slots_bytes
 from neuronserve.neuron_worker.model_files import local_directory
 from neuronserve.neuron_worker.revival import Revival
@@ -109,6 +114,7 @@ class NeuronWorker(WorkerBase):
         seconds = self._warm_up(self.backend)
         counters = self.runner.counters
         counters.warmup_seconds, counters.num_shapes = seconds, len(self.config.plan.shapes)
+        self.idle_watch = IdleWatch(self._look, _end_engine)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
     def _warm_up(self, device: Device) -> float:
@@ -154,11 +160,23 @@ class NeuronWorker(WorkerBase):
         logger.info("the device was restarted in %.1f s", time.perf_counter() - started)
         return self.backend
 
+    def _look(self) -> None:
+        """A device in another process may end while nobody uses it."""
+        if not isinstance(self.backend, RemoteDevice) or not self.runner.is_idle:
+            return
+        try:
+            self.backend.check()
+        except DeviceLost as lost:
+            logger.error("the idle device was lost: %s", lost)
+            self.runner.revive(str(lost))
+
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        return self.runner.execute(scheduler_output)
+        with self.idle_watch.step():
+            return self.runner.execute(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
-        return self.runner.sample(grammar_output)
+        with self.idle_watch.step():
+            return self.runner.sample(grammar_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         return None
@@ -171,8 +189,17 @@ class NeuronWorker(WorkerBase):
         return {**self.runner.counters.snapshot(), "padding": self.runner.padding.snapshot()}
 
     def shutdown(self) -> None:
+        if hasattr(self, "idle_watch") and not self.idle_watch.stop():
+            return  # it is restarting the device, whose process ends with this one
         if hasattr(self, "backend"):
             self.backend.close()
+
+
+def _end_engine() -> None:
+    """The engine waits for requests and would notice nothing. In its own process only: a script goes on, and its next
+    request ends in the error."""
+    if multiprocessing.parent_process() is not None:
+        os._exit(1)
 
 
 def _summary(facts: ModelFacts) -> str:

@@ -38,14 +38,20 @@ checks every row.
 | --- | --- | --- | --- | --- | --- | --- |
 """
 
-REMARKS = """
+REMARKS = f"""
 Seconds count from the fault to the end of the request that came after, on a machine that was busy with other things. A
 restart of this device takes half a second; a chip's takes as long as it needs to load its weights and its compiled
 graphs. *Left behind* counts processes (ended ones that nobody reaped among them), open files, requests in the
 scheduler and cache in use, after the round against before.
 
-A device that was killed while nobody asked for anything is noticed at the next step: the requests of that step get the
-one error, those after it are served.
+A device that dies while nobody asks for anything is noticed within a second (one that is stopped, after the silence of
+docs/device-protocol.md) and restarted at once: the next request waits for that and is served, and no cached prefix of
+the dead device is used. A request that comes within that second gets the one error. What fails to come back ends the
+server as in the last row.
+
+When the restarts are used up, `/health` answers 503 for {GRACE_SECONDS:.0f} s, and requests get the message in the
+last row; then the server exits with status 1, its last line says where the reason is. With
+`VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1` it stays, and says 503, until it is stopped.
 """
 
 

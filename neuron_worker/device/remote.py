@@ -94,6 +94,7 @@ class RemoteDevice:
         self._limits: StepLimits | None = None
         self._steps: dict[StepShape, tuple[int, StepMemory]] = {}  # with the shape's index in order of compilation
         self._current: tuple[int, StepMemory | None] = (0, None)
+        self._last_check = (0.0, 0, 0.0)  # when, the beats then, seconds without another
         self._start()
 
     @property
@@ -143,6 +144,19 @@ class RemoteDevice:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._ask(Verb.COPY_BLOCKS, {"pairs": [(int(source), int(target)) for source, target in pairs]})
+
+    def check(self) -> None:
+        """Between two verbs, every second or so: `DeviceLost` when the process has ended or shows no sign of life."""
+        self._check_usable()
+        if not self._process.is_alive:
+            self._lose("ended while idle")
+        now, beats = time.monotonic(), int(self._beats[0])
+        checked, seen, silent = self._last_check
+        # A pause of this process's own, as of a container that was frozen, is no silence of the other's.
+        silent = 0.0 if beats != seen else silent + min(now - checked, 5 * _TICK_SECONDS)
+        self._last_check = now, beats, silent
+        if silent >= self.deadlines.silence:
+            self._lose(f"hung while idle: no sign of life for {self.deadlines.silence:g} s")
 
     def ping(self) -> float:
         """Seconds of one empty exchange."""
@@ -218,6 +232,7 @@ class RemoteDevice:
             theirs.close()  # or its end would never be seen
         self._channel, self._memory, self._process = channel, memory, process
         self._beats = memory.beats
+        self._last_check = (time.monotonic(), 0, 0.0)
         self._finalizer = weakref.finalize(self, _release, process, channel, memory)
         self._greet()
 

@@ -181,6 +181,43 @@ def test_killed_while_idle_is_found_at_the_next_step(world: World) -> None:
         serve(device)
 
 
+def test_killed_while_idle_is_found_by_looking(world: World) -> None:
+    device = world.ready()
+    device.check()
+    os.kill(device.pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(device.pid))
+    with pytest.raises(DeviceLost, match=r"ended while idle; it was ended by SIGKILL"):
+        device.check()
+    device.restart()
+    device.check()
+    assert serve(device) == serve(device)
+
+
+def test_stopped_while_idle_is_found_by_looking(world: World) -> None:
+    device = world.ready(Deadlines(silence=1.0))
+    os.kill(device.pid, signal.SIGSTOP)
+
+    def found() -> bool:
+        with contextlib.suppress(DeviceLost):
+            device.check()
+            return False
+        return True
+
+    assert wait_until(found)
+    with pytest.raises(DeviceLost, match=r"hung while idle: no sign of life for 1 s"):
+        device.check()
+
+
+def test_a_pause_of_the_server_is_no_silence_of_the_device(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = world.ready()
+    device.check()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
+    device._beats = device._beats.copy()  # the other process is thawed a moment later
+    device.check()
+    device.check()
+
+
 def test_a_lost_device_stays_lost_until_it_is_restarted(world: World) -> None:
     device = world.ready()
     world.fault("run", "die")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from neuronserve.neuron_worker.device.arithmetic import answer
+from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice, answer
+from neuronserve.neuron_worker.device.errors import DeviceLost
 from neuronserve.neuron_worker.worker import NeuronWorker
 
 from .tiny_model import VOCAB_SIZE
@@ -92,3 +94,22 @@ class Engine:
     def finish(self) -> None:
         while self.core.has_unfinished_requests():
             self.step()
+
+
+def note_pauses(engine: Engine) -> list[float]:
+    """The pauses between restarts of the device that would have been made."""
+    pauses: list[float] = []
+    engine.worker.runner._revival._pause = pauses.append
+    return pauses
+
+
+def fail_loads(monkeypatch: pytest.MonkeyPatch, times: int, device: Any = ArithmeticDevice) -> None:
+    """So many loads of the device fail from here on."""
+    load, left = device.load, iter(range(times))
+
+    def failing(self: Any, *arguments: Any) -> Any:
+        if next(left, None) is not None:
+            raise DeviceLost("still gone")
+        return load(self, *arguments)
+
+    monkeypatch.setattr(device, "load", failing)

@@ -11,7 +11,7 @@ from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
 from neuronserve.neuron_worker.revival import EngineGivesUp, Revival
 
-from .engine import Engine, expected, greedy
+from .engine import Engine, expected, fail_loads, greedy, note_pauses
 
 PROMPT = [(7 * i) % 60 + 3 for i in range(40)]
 
@@ -116,21 +116,3 @@ def test_steps_that_never_work_use_the_attempts_up_and_one_that_does_gives_them_
     revival.revive("gone")
     with pytest.raises(EngineGivesUp, match="The last reason: died in every step"):
         revival.revive("died in every step")
-
-
-def note_pauses(engine: Engine) -> list[float]:
-    """The pauses that would have been made."""
-    pauses: list[float] = []
-    engine.worker.runner._revival._pause = pauses.append
-    return pauses
-
-
-def fail_loads(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    load, left = ArithmeticDevice.load, iter(range(times))
-
-    def failing(device: ArithmeticDevice, *arguments: Any) -> Any:
-        if next(left, None) is not None:
-            raise DeviceLost("still gone")
-        return load(device, *arguments)
-
-    monkeypatch.setattr(ArithmeticDevice, "load", failing)
