@@ -72,6 +72,8 @@ class NeuronConfig:
     sampling: str  # "device": what the device can draw itself stays there; "host": all logits to vLLM's sampler
     threads: int | None
     artifacts: str | None  # directory of compiled graphs
+    cache_url: str | None  # where machines share them
+    require_cached: bool  # never compile
     device_python: str | None
     device_timeout: int | None  # seconds a step may take there
     device_restarts: int  # attempts in a row to bring a lost device back
@@ -130,7 +132,7 @@ class NeuronConfig:
             neuron_config=dict(self.overrides),
             threads=self.threads,
             sampling=self.sampling,
-            artifacts=self.artifacts,
+            require_artifacts=self.require_cached,
         )
 
     def to_json(self) -> dict[str, Any]:

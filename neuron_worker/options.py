@@ -76,7 +76,20 @@ OPTIONS = (
         "device where a request may still choose (cpu), the host where the choice would be compiled in (chips).",
     ),
     Option("threads", positive, None, "Threads of the cpu device; by default every core the process may use."),
-    Option("artifacts", text, None, "Directory where a chip's compiled graphs are kept between starts."),
+    Option(
+        "artifacts",
+        text,
+        None,
+        "Directory where a chip's compiled graphs are kept between starts; by default below the hub's cache, where "
+        "HF_HOME or HUGGINGFACE_HUB_CACHE names it (docs/cache.md).",
+    ),
+    Option(
+        "cache_url",
+        text,
+        None,
+        "Where machines share compiled graphs: s3://bucket/folder, hf://owner/name, file:///folder.",
+    ),
+    Option("require_cached", boolean, False, "Never compile: without compiled graphs the start fails, and says why."),
     Option("device_python", text, None, "Python interpreter that runs the device in another environment."),
     Option("device_timeout", positive, None, "Seconds until a step there counts as hung; by default two minutes."),
     Option(

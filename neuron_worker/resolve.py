@@ -133,6 +133,8 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         sampling=_sampling(values, override, env, capabilities),
         threads=_optional_int(values["threads"]),
         artifacts=_optional_text(values["artifacts"]),
+        cache_url=_optional_text(values["cache_url"]),
+        require_cached=bool(values["require_cached"]),
         device_python=_optional_text(values["device_python"]),
         device_timeout=_optional_int(values["device_timeout"]),
         device_restarts=_optional_int(values["device_restarts"]) or 0,
@@ -356,12 +358,32 @@ def _without_effect(config: NeuronConfig) -> list[str]:
         (config.threads is not None and on_chip, "threads", f"the {config.backend} device computes on its cores"),
         (config.artifacts is not None and not on_chip, "artifacts", f"the {config.backend} device compiles no graphs"),
         (
+            config.cache_url is not None and not config.capabilities.saves_graphs,
+            "cache_url",
+            f"the {config.backend} device gives no graphs away",
+        ),
+        (config.require_cached and not on_chip, "require_cached", f"the {config.backend} device compiles no graphs"),
+        (
             config.device_timeout is not None and config.device_python is None,
             "device_timeout",
             "without device_python the device is in the server's own process",
         ),
     )
     return [f"{key} has no effect: {why}" for given, key, why in rules if given]
+
+
+def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
+    """Refuse a URL that nothing reads, and a start that could only fail."""
+    if not config.capabilities.saves_graphs:
+        return
+    where = places(environ, config.artifacts, config.cache_url)
+    if config.require_cached and where.local is None:
+        why = where.note or "there is no cache to look in"
+        raise ConfigError(f"require_cached: {why}; name one with artifacts or cache_url, or leave require_cached out")
+    if where.remote is not None:
+        from neuronserve.server.cache.store import check_url  # loads the file systems
+
+        check_url(where.remote_from, where.remote)
 
 
 def _plan(config: NeuronConfig) -> Plan:

@@ -8,8 +8,10 @@ A file that belongs to no entry may belong to one that is being written: it is l
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from .manifest import Manifest
 from .store import Store
@@ -80,3 +82,8 @@ def size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is no size; write 500M or 20G")
     return int(float(match[1]) * _SIZES[match[2]])
+
+
+def remove_directory(directory: Path) -> None:
+    """What a killed server left behind."""
+    shutil.rmtree(directory, ignore_errors=True)

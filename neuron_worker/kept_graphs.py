@@ -1,0 +1,108 @@
+"""A server's compiled graphs: looked up before the device loads, kept once all of them are compiled.
+
+    open ── directory for the device ── … load, compile, seal … ── close ──▶ new graphs are in the cache
+
+The device gets a plain directory of this machine, filled with verified copies and gone after the warm-up; it knows of
+no cache. Where nothing is kept both verbs do nothing. Knows neither vLLM nor a backend.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+
+from neuronserve.server.cache.key import ArtifactKey
+from neuronserve.server.cache.places import Places, places
+
+from .artifact_key import artifact_key
+from .config import NeuronConfig
+from .errors import ConfigError
+from .machine import ask_interpreter
+
+logger = logging.getLogger(__name__)
+
+WORK = "work"
+"""Folder of the directories that devices have at hand."""
+
+
+class KeptGraphs:
+    """`key` is made when it is first needed: that asks the device's interpreter."""
+
+    def __init__(
+        self,
+        where: Places,
+        key: Callable[[], ArtifactKey],
+        about: Mapping[str, str],
+        *,
+        require_cached: bool = False,
+        compiler_cache: str | None = None,
+    ) -> None:
+        self._places, self._make_key, self._about = where, key, about
+        self._require_cached = require_cached
+        self.compiler_cache = compiler_cache  # directory for what the compiler keeps by itself
+        self._key: ArtifactKey | None = None
+        # One directory for all of a server's devices: what an SDK remembers of it stays true after a restart.
+        self._directory = None if where.local is None else where.local / WORK / uuid.uuid4().hex
+
+    def open(self) -> str | None:
+        """The device's directory, with the graphs in it if there are any. `ConfigError` where there must be."""
+        if self._directory is None:
+            return None
+        from neuronserve.server.cache.cache import Cache
+
+        self._key = self._key or self._make_key()
+        try:
+            brought = Cache(self._places).bring(self._key, self._directory)
+        except OSError as error:
+            if self._require_cached:
+                raise ConfigError(f"require_cached: {self._places.local} cannot be used: {error}") from None
+            logger.warning("compiled graphs are neither looked up nor kept: %s", error)
+            self._directory = None
+            return None
+        for line in brought.lines:
+            logger.info("%s", line)
+        if self._require_cached and not brought.found:
+            self.discard()
+            raise ConfigError(
+                f"require_cached: {'; '.join(brought.lines)}. Start once without it, or fill the cache with "
+                "`neuronserve cache pull`"
+            )
+        return str(self._directory)
+
+    def close(self) -> None:
+        """All graphs are compiled."""
+        if self._directory is None or self._key is None:
+            return
+        from neuronserve.server.cache.cache import Cache
+
+        try:
+            for line in Cache(self._places).keep(self._key, self._directory, self._about):
+                logger.info("%s", line)
+        except OSError as error:
+            logger.warning("compiled graphs were not kept: %s", error)
+        self.discard()
+
+    def discard(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def kept_graphs(config: NeuronConfig, model: str, model_dir: str, environ: Mapping[str, str]) -> KeptGraphs:
+    """For a device that saves its graphs; for another one, nothing is kept."""
+    capabilities = config.capabilities
+    where = graph_places(config, environ) if capabilities.on_chip else Places(None)
+    if where.note:
+        logger.info("%s", where.note)
+    return KeptGraphs(
+        where if capabilities.saves_graphs else Places(None),
+        lambda: artifact_key(config, model_dir, ask_interpreter(config.device_python), environ),
+        {"model": model},
+        require_cached=config.require_cached,
+        compiler_cache=where.compiler_cache,
+    )
+
+
+def graph_places(config: NeuronConfig, environ: Mapping[str, str]) -> Places:
+    return places(environ, config.artifacts, config.cache_url)

@@ -1,0 +1,190 @@
+"""`neuronserve cache list | lookup | push | pull | prune`: what is kept, what a server would find, moving it about.
+
+URLs are fsspec's: a directory, s3://bucket/folder, hf://owner/name. Without one the places are those of a server
+started in this shell. Knows no device: a key comes from whoever knows one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from neuronserve.neuron_worker.errors import ConfigError
+
+from . import prune
+from .cache import Cache
+from .errors import CacheUnavailable
+from .key import ArtifactKey
+from .manifest import Damaged, Manifest
+from .places import Places, local_or_default, places
+from .store import Store
+
+KeyOf = Callable[[argparse.Namespace], "tuple[ArtifactKey, Places]"]
+"""The key of the server these flags would start, and the places it would look in."""
+
+WORK = "work"
+ABANDONED = timedelta(days=1)
+"""After so long a device's directory is one that a killed server left behind."""
+
+
+def add_to(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    add_serve_flags: Callable[[argparse.ArgumentParser], None],
+    key_of: KeyOf,
+    environ: Mapping[str, str],
+) -> None:
+    """The subcommand; `run(options, rest)` as every other of ours."""
+    verbs = commands.add_parser("cache", help="compiled graphs that are kept, and moving them").add_subparsers(
+        dest="verb", required=True
+    )
+
+    def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        made.set_defaults(run=lambda options, rest: _run(run, options))
+        made.add_argument("--artifacts", help="The directory of this machine; by default the server's.")
+        return made
+
+    made = verb("list", "the entries of a place", lambda options: _list(options, environ))
+    made.add_argument("url", nargs="?", metavar="URL", help="By default this machine's directory.")
+    made = verb("lookup", "whether a server would find its graphs, and if not, why", lambda o: _lookup(o, key_of))
+    made.usage = "neuronserve cache lookup MODEL [the flags of vllm serve] [--cache-url URL]"
+    made.add_argument("--cache-url", help="In the place of the server's shared one.")
+    made.set_defaults(takes_serve_flags=True)
+    add_serve_flags(made)
+    for name, text in (("push", "entries of this machine to a URL"), ("pull", "entries of a URL to this machine")):
+        made = verb(name, text, lambda options, name=name: _move(options, environ, name))  # type: ignore[misc]
+        made.add_argument("url", metavar="URL")
+        made.add_argument("names", nargs="*", metavar="ENTRY", help="Beginnings of names; without any, all.")
+    made = verb("prune", "remove what is old, too much, damaged or abandoned", lambda o: _prune(o, environ))
+    made.add_argument("url", nargs="?", metavar="URL", help="By default this machine's directory.")
+    made.add_argument("--older-than", metavar="AGE", help="Entries made before: 12h, 30d, 4w.")
+    made.add_argument("--max-size", metavar="SIZE", help="The oldest entries until the rest fits: 500M, 20G.")
+    made.add_argument("--dry-run", action="store_true", help="Say what would go, and touch nothing.")
+
+
+def _run(what: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    try:
+        return what(options)
+    except CacheUnavailable as error:
+        raise ConfigError(str(error)) from None
+
+
+def _list(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    store = Store(options.url or str(_local(options, environ)))
+    found, damaged = store.manifests()
+    for manifest in sorted(found, key=lambda each: each.created, reverse=True):
+        print(line_of(manifest))
+    for name, damage in damaged.items():
+        print(f"{name}  damaged: {damage}")
+    print(f"{_count(len(found), 'entry', 'entries')}, {_size(sum(each.size for each in found))}, in {store.url}")
+    return 0
+
+
+def line_of(manifest: Manifest) -> str:
+    """One line: what a person tells entries apart by."""
+    key = manifest.key
+    settings = (
+        f"{key.dtype}{f'/{key.quantization}' if key.quantization else ''}, {key.tensor_parallel_size} cores, "
+        f"{key.max_num_seqs} x {key.max_model_len}, {key.compiler}"
+    )
+    model = manifest.about.get("model", "?")
+    return f"{manifest.name}  {manifest.created}  {_size(manifest.size):>9}  {model}  {settings}"
+
+
+def _lookup(options: argparse.Namespace, key_of: KeyOf) -> int:
+    key, where = key_of(options)
+    if where.local is None:
+        raise ConfigError(where.note or "there is no cache to look in: give --artifacts DIRECTORY or --cache-url URL")
+    # As a start would do it, verification and all; what comes from a URL is in the mirror afterwards.
+    with tempfile.TemporaryDirectory(prefix="neuronserve-lookup-") as scratch:
+        brought = Cache(where).bring(key, Path(scratch) / "files")
+    print("\n".join(brought.lines))
+    return 0 if brought.found else 1
+
+
+def _move(options: argparse.Namespace, environ: Mapping[str, str], verb: str) -> int:
+    here, there = Store(str(_local(options, environ))), Store(options.url)
+    source, target = (here, there) if verb == "push" else (there, here)
+    names = _chosen(source, options.names)
+    present = set(target.names())
+    num_damaged = 0
+    for name in names:
+        if name in present:
+            print(f"{name}  is there already")
+            continue
+        try:
+            manifest = source.find(name)
+            if manifest is None:
+                continue  # removed meanwhile
+            with tempfile.TemporaryDirectory(prefix="neuronserve-cache-") as scratch:
+                source.fetch(manifest, Path(scratch))
+                target.publish(manifest, Path(scratch))
+        except Damaged as damage:
+            num_damaged += 1
+            source.set_aside(name, damage)
+            print(f"{name}  is damaged ({damage}): not copied")
+            continue
+        print(f"{name}  {_size(manifest.size)} copied")
+    if not names:
+        print(f"no entries in {source.url}")
+    return 1 if num_damaged else 0
+
+
+def _chosen(store: Store, beginnings: Sequence[str]) -> list[str]:
+    names = store.names()
+    for beginning in beginnings:
+        if not any(name.startswith(beginning) for name in names):
+            raise ConfigError(f"no entry of {store.url} begins with {beginning!r}; `neuronserve cache list` names them")
+    return [name for name in names if not beginnings or name.startswith(tuple(beginnings))]
+
+
+def _prune(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    try:
+        older_than = prune.age(options.older_than) if options.older_than else None
+        max_size = prune.size(options.max_size) if options.max_size else None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    store = Store(options.url or str(_local(options, environ)))
+    pruning = prune.plan(store, datetime.now(UTC), older_than, max_size)
+    left_behind = [] if options.url else _abandoned(_local(options, environ))
+    for manifest in pruning.entries:
+        print(line_of(manifest))
+    print(
+        f"{'would remove' if options.dry_run else 'removed'} {_count(len(pruning.entries), 'entry', 'entries')}, "
+        f"{_count(len(pruning.blobs), 'file')} of {_size(pruning.num_bytes)}, "
+        f"{_count(len(pruning.quarantined), 'damaged file')}, "
+        f"{_count(len(left_behind), 'abandoned directory', 'abandoned directories')}; "
+        f"{_count(len(pruning.kept), 'entry stays', 'entries stay')} in {store.url}"
+    )
+    if not options.dry_run:
+        prune.apply(store, pruning)
+        for directory in left_behind:
+            prune.remove_directory(directory)
+    return 0
+
+
+def _abandoned(local: Path) -> list[Path]:
+    folder, oldest = local / WORK, time.time() - ABANDONED.total_seconds()
+    return sorted(each for each in folder.iterdir() if each.stat().st_mtime < oldest) if folder.is_dir() else []
+
+
+def _local(options: argparse.Namespace, environ: Mapping[str, str]) -> Path:
+    found = places(environ, options.artifacts or environ.get("NEURONSERVE_ARTIFACTS")).local
+    return found or local_or_default(environ, options.artifacts)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
