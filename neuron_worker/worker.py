@@ -28,6 +28,7 @@ from neuronserve.neuron_worker.device.errors import DeviceLost
 from neuronserve.neuron_worker.device.remote import RemoteDevice
 from neuronserve.neuron_worker.drawing import Draws
 from neuronserve.neuron_worker.idle_watch import IdleWatch
+from neuronserve.neuron_worker.kept_graphs import KeptGraphs, kept_graphs
 from neuronserve.neuron_worker.memory import cache_bytes, slots_bytes
 from neuronserve.neuron_worker.model_files import local_directory
 from neuronserve.neuron_worker.revival import Revival
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 class NeuronWorker(WorkerBase):
     runner: Runner
+    graphs: KeptGraphs | None = None
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")  # where vLLM's own tensors live; the model's never meet torch here
@@ -63,16 +65,25 @@ class NeuronWorker(WorkerBase):
     def _load(self) -> tuple[Device, ModelFacts]:
         model = self.model_config
         directory = local_directory(model.model, model.revision, self.load_config.download_dir)
+        if self.graphs is None:
+            self.graphs = kept_graphs(self.config, model.model, directory, os.environ)
+        options = self._device_options(self.graphs)
         device = registry.create(self.config.backend, self.config.device_python, self.config.device_timeout)
         try:
-            return device, device.load(directory, self._device_options())
+            return device, device.load(directory, options)
         except BaseException:
             device.close()
+            self.graphs.discard()
             raise
 
-    def _device_options(self) -> DeviceOptions:
+    def _device_options(self, graphs: KeptGraphs) -> DeviceOptions:
         most = self.model_config.max_logprobs
-        return replace(self.config.device_options(), max_prompt_logprobs=self.config.vocab_size if most < 0 else most)
+        return replace(
+            self.config.device_options(),
+            max_prompt_logprobs=self.config.vocab_size if most < 0 else most,
+            artifacts=graphs.open(),
+            compiler_cache=graphs.compiler_cache,
+        )
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """One layer that stands for all: vLLM counts blocks, the device knows what is in them."""
@@ -120,6 +131,8 @@ class NeuronWorker(WorkerBase):
     def _warm_up(self, device: Device) -> float:
         logger.info("preparing %d shapes", len(self.config.plan.shapes))
         seconds = warm_up(device, self.config.plan.shapes, logger.info)
+        if self.graphs is not None:
+            self.graphs.close()
         logger.info("all shapes are ready, %.1f s", seconds)
         return seconds
 
