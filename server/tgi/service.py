@@ -8,9 +8,11 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import VLLMClientError
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.sampling_params import SamplingParams
 from vllm.tracing import contains_trace_headers, extract_trace_headers
 
 from neuronserve.neuron_worker.config import NeuronConfig
@@ -22,7 +24,7 @@ from .metrics import FailureKind, Recorder, Timings
 from .schemas import GenerateParameters
 from .settings import TgiSettings
 from .tokens import Vocabulary
-from .translate import Job, Offers, truncated
+from .translate import Job, Offers, structured, truncated
 from .validation import Limits
 
 if TYPE_CHECKING:
@@ -63,9 +65,22 @@ class TgiService:
         token_ids = truncated(encoded, asked.truncate)
         max_new_tokens = validation.check_length(len(token_ids), asked.max_new_tokens, self.limits)
         grammar = validation.check_grammar(asked.grammar, self.limits)
+        self._compile(grammar)
         self.recorder.request_validated(len(token_ids), max_new_tokens)
         clock.submit()
         return Job(inputs, token_ids, asked, max_new_tokens, grammar, streaming)
+
+    def _compile(self, grammar: dict[str, Any] | str | None) -> None:
+        """Whether the engine can follow it; asked alone, so that the refusal can only be the grammar's."""
+        if grammar is None:
+            return
+        config = self.engine.vllm_config
+        try:
+            params = SamplingParams(structured_outputs=structured(grammar))
+            params.verify(config.model_config, None, config.structured_outputs_config, self.engine.renderer.tokenizer)
+        except (VLLMClientError, ValueError) as error:
+            what = "grammar is not valid" if isinstance(grammar, str) else "cannot compile regex from schema"
+            raise errors.ValidationError(f"{what}: {error}") from None
 
     async def check_health(self) -> None:
         try:

@@ -102,7 +102,7 @@ def sampling_params(job: Job, seed: int | None, offers: Offers) -> SamplingParam
         max_tokens=job.max_new_tokens,
         logprobs=_num_logprobs(job, offers),
         prompt_logprobs=0 if asked.decoder_input_details and offers.prefill_logprobs else None,
-        structured_outputs=_structured(job.grammar),
+        structured_outputs=structured(job.grammar),
         extra_args={MARK: _extra(asked, samples=job.samples)},
         detokenize=False,  # texts are made per token, special ones included
         output_kind=RequestOutputKind.DELTA,
@@ -119,7 +119,7 @@ def _temperature(asked: GenerateParameters) -> float:
     return 1.0 if asked.temperature is None else asked.temperature
 
 
-def _structured(grammar: dict[str, Any] | str | None) -> StructuredOutputsParams | None:
+def structured(grammar: dict[str, Any] | str | None) -> StructuredOutputsParams | None:
     if grammar is None:
         return None
     return StructuredOutputsParams(regex=grammar) if isinstance(grammar, str) else StructuredOutputsParams(json=grammar)

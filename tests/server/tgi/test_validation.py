@@ -37,6 +37,8 @@ REFUSED = [
     ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` supports up to 4 stop sequences. Given: 5"),
     ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` must not be set when `best_of` > 1"),
     ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ({"temperature": 2.1}, "`temperature` must be <= 2.0: this engine does not sample any hotter"),
+    ({"repetition_penalty": 1e39}, "`repetition_penalty` must be <= 1000000.0"),
     ({"watermark": True}, "`watermark` is not supported by this server: leave it out, or send false"),
     ({"adapter_id": "a"}, "`adapter_id` is not supported: this server has no adapters; leave it out"),
     ({"truncate": 0}, "`truncate` must be strictly positive and less than 1023. Given: 0"),

@@ -1,0 +1,179 @@
+"""A server with TGI's settings, as the launcher makes them: any model name, small limits, a key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ..tools.server import PATIENCE, VLLM, Server, clean_environment, free_port
+from .tgi_client import PROMPT, events
+
+KEY = "s3cret"
+SETTINGS = {
+    "model_id": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "model_pipeline_tag": "text2text-generation",
+    "max_concurrent_requests": 2,
+    "max_best_of": 1,
+    "max_input_tokens": 64,
+    "max_total_tokens": 128,
+    "max_client_batch_size": 2,
+    "payload_limit": 10_000,
+    "cors_allow_origin": ["http://friend"],
+    "disable_grammar_support": True,
+    "enable_prefill_logprobs": False,
+    "any_model_name": True,
+}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port = free_port()
+    words = ["--device", "neuron", "--host", "127.0.0.1", "--served-model-name", "ours", "--max-model-len", "256"]
+    command = [VLLM, "serve", str(smollm2), "--port", str(port), *words, "--max-num-seqs", "4", "--api-key", KEY]
+    command += ["--neuronserve", json.dumps({"tgi": SETTINGS})]
+    server = Server(command, port, tmp_path_factory.mktemp("launched") / "log")
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.close()
+
+
+def post(server: Server, path: str, body: Any, key: str = KEY) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/vertex"])
+def test_without_the_key(server: Server, path: str) -> None:
+    response = post(server, path, {"inputs": PROMPT}, key="wrong")
+    assert (response.status_code, response.content) == (401, b"")
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/info", "/metrics", "/docs"])
+def test_what_may_be_read_without_it(server: Server, path: str) -> None:
+    assert httpx.get(f"{server.url}{path}", timeout=PATIENCE).status_code == 200
+
+
+def test_info(server: Server) -> None:
+    info = httpx.get(f"{server.url}/info").json()
+    shown = {name: value for name, value in SETTINGS.items() if name in info}
+    assert {name: info[name] for name in shown} == shown
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"best_of": 2, "do_sample": True}, "`best_of` != 1 is not allowed for this endpoint"),
+        ({"truncate": 65}, "`truncate` must be strictly positive and less than 64. Given: 65"),
+        ({"grammar": {"type": "regex", "value": "a"}}, "grammar is not supported"),
+        (
+            {"max_new_tokens": 124},
+            "`inputs` tokens + `max_new_tokens` must be <= 128. Given: 5 `inputs` tokens and 124 `max_new_tokens`",
+        ),
+    ],
+)
+def test_its_own_limits(server: Server, parameters: dict[str, Any], message: str) -> None:
+    response = post(server, "/generate", {"inputs": PROMPT, "parameters": parameters})
+    assert response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}
+
+
+def test_an_input_longer_than_inputs_may_be(server: Server) -> None:
+    response = post(server, "/generate", {"inputs": "one " * 69 + "two", "parameters": {"max_new_tokens": 1}})
+    assert response.json()["error"] == "Input validation error: `inputs` must have less than 64 tokens. Given: 70"
+
+
+def test_other_models_do_not_return_the_prompt_by_default(server: Server) -> None:
+    (answer,) = post(server, "/", {"inputs": PROMPT, "parameters": {"max_new_tokens": 3}}).json()
+    assert PROMPT not in answer["generated_text"]
+
+
+def test_prefill_stays_empty_where_it_is_turned_off(server: Server) -> None:
+    parameters = {"max_new_tokens": 1, "decoder_input_details": True}
+    assert post(server, "/generate", {"inputs": PROMPT, "parameters": parameters}).json()["details"]["prefill"] == []
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/invocations"])
+def test_a_body_that_is_too_large(server: Server, path: str) -> None:
+    response = post(server, path, {"inputs": "a" * 10_000, "prompt": ""})
+    assert (response.status_code, response.text) == (413, "Failed to buffer the request body: length limit exceeded")
+
+
+def test_a_full_house(server: Server) -> None:
+    """Of many at once the first two are let in; whoever finds no place is told at once, and a place comes back."""
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 120}}
+    refused: list[httpx.Response] = []
+    with ThreadPoolExecutor(8) as clients:
+        while len({response.request.url.path for response in refused}) < 2:
+            asked = [clients.submit(post, server, path, body) for path in ("/generate", "/generate_stream") * 4]
+            refused += [answer for answer in (future.result() for future in asked) if "overloaded" in answer.text]
+    for response in refused:
+        if response.request.url.path == "/generate":
+            assert (response.status_code, response.json()) == (429, BUSY)
+        else:
+            assert (response.status_code, events(response)) == (200, [BUSY])
+    assert post(server, "/generate", body).status_code == 200
+
+
+BUSY = {"error": "Model is overloaded", "error_type": "overloaded"}
+
+
+class TestOpenAi:
+    @pytest.mark.parametrize("model", ["tgi", "dummy", "ours", None])
+    def test_any_model_name(self, server: Server, model: str | None) -> None:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "model": model}
+        response = post(server, "/v1/chat/completions", body)
+        assert response.status_code == 200, response.text
+        assert response.json()["model"] == "ours"
+
+    def test_a_completion_uses_the_whole_context(self, server: Server) -> None:
+        body = {"model": "tgi", "prompt": "1 2 3 4 5 6", "temperature": 0}
+        usage = post(server, "/v1/completions", body).json()["usage"]
+        assert usage["completion_tokens"] > 16
+
+    def test_a_reply_is_continued(self, server: Server) -> None:
+        messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2, 3,"}]
+        body = {"model": "tgi", "messages": messages, "max_tokens": 4, "temperature": 0}
+        reply = post(server, "/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        assert reply.strip().startswith("4")
+
+    @pytest.mark.parametrize(
+        ("body", "error_type"),
+        [
+            ({"prompt": "a", "suffix": "b"}, "suffix not supported"),
+            ({"prompt": ["a", "b", "c"]}, "batch size exceeded"),
+        ],
+    )
+    def test_refused_in_tgi_s_words(self, server: Server, body: dict[str, Any], error_type: str) -> None:
+        response = post(server, "/v1/completions", body)
+        assert (response.status_code, response.json()["error_type"]) == (422, error_type)
+
+
+def test_origins(server: Server) -> None:
+    asked = {"access-control-request-method": "POST"}
+    friend = httpx.options(f"{server.url}/generate", headers={"origin": "http://friend", **asked})
+    stranger = httpx.options(f"{server.url}/generate", headers={"origin": "http://stranger", **asked})
+    assert friend.headers["access-control-allow-origin"] == "http://friend"
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--neuronserve.tgi.max_best", "3"], "neuronserve.tgi.max_best: no such setting; did you mean max_best_of?"),
+        (["--neuronserve", '{"tgi": {"max_best_of": 0}}'], "neuronserve.tgi.max_best_of=0: expected a whole number"),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_the_start(smollm2: Path, flags: list[str], message: str) -> None:
+    command = [VLLM, "serve", str(smollm2), "--port", str(free_port()), "--device", "neuron", *flags]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=clean_environment(), timeout=PATIENCE, check=False
+    )
+    assert done.returncode != 0
+    assert message in done.stderr.splitlines()[-1]
