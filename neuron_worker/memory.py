@@ -2,6 +2,9 @@
 
 A device of slots has one per sequence, in its own memory: nothing of the host's and no flag changes that.
 
+On a chip with blocks, in order: `--kv-cache-memory-bytes`, refused where the chip has not as much beside the weights;
+else room for every sequence at full length, as far as `--gpu-memory-utilization` of the cores' memory goes.
+
 On a device that lives in the host's memory, in order: `--kv-cache-memory-bytes`; `VLLM_CPU_KVCACHE_SPACE` (GiB); else
 room for every sequence at full length, but no more than 4 GiB (or one such sequence, where that is more), than half of
 what is free, and than `--gpu-memory-utilization` of it. vLLM's own `--num-gpu-blocks-override` comes after all these.
@@ -13,6 +16,8 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from neuronserve.bucketing.memory import CORE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +42,47 @@ def cache_bytes(
         return given
     if space := _gibibytes(environ.get(VARIABLE, "")):
         return space
-    # One block more than the sequences need: vLLM keeps block 0 to itself.
-    per_sequence = -(-max_model_len // block_size)
-    wanted, least = ((count * per_sequence + 1) * block_bytes for count in (max_num_seqs, 1))
+    wanted, least = sequences_bytes(block_bytes, block_size, max_num_seqs, max_model_len)
     free = free_bytes() if free is None else free
     return min(wanted, max(ENOUGH, least), int(free * min(LARGEST_SHARE, utilization)))
+
+
+def chip_bytes(
+    *,
+    block_bytes: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    given: int | None,
+    utilization: float,
+    weight_bytes: int,
+    cores: int,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """The host's memory does not matter here."""
+    if environ.get(VARIABLE):
+        logger.warning("%s %s has no effect: the cache is in the chip's memory", VARIABLE, environ[VARIABLE])
+    room = cores * CORE_BYTES - weight_bytes
+    if given and given > room:
+        raise ValueError(
+            f"--kv-cache-memory-bytes {given}: the weights leave {room} of {_count(cores, 'core')} with "
+            f"{CORE_BYTES // 2**30} GiB each; ask for less, or leave it out for a cache that fits"
+        )
+    wanted, least = sequences_bytes(block_bytes, block_size, max_num_seqs, max_model_len)
+    usable = int(cores * CORE_BYTES * utilization) - weight_bytes
+    if not given and usable < least:
+        raise ValueError(
+            f"one sequence of --max-model-len {max_model_len} needs {least} bytes of cache, {max(usable, 0)} are left "
+            f"beside the weights on {_count(cores, 'core')}: shorten it, or raise --gpu-memory-utilization "
+            f"{utilization:g}"
+        )
+    return given or min(wanted, usable)
+
+
+def sequences_bytes(block_bytes: int, block_size: int, max_num_seqs: int, max_model_len: int) -> tuple[int, int]:
+    """(of every sequence at full length, of one). One block more than they need: vLLM keeps block 0 to itself."""
+    per_sequence = -(-max_model_len // block_size)
+    return (max_num_seqs * per_sequence + 1) * block_bytes, (per_sequence + 1) * block_bytes
 
 
 def slots_bytes(
@@ -56,6 +97,10 @@ def slots_bytes(
                 *(name, value, max_num_seqs),
             )
     return (max_num_seqs + 1) * block_bytes
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _gibibytes(text: str) -> int:

@@ -13,7 +13,9 @@ import logging
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +31,7 @@ from neuronserve.neuron_worker.device.remote import RemoteDevice
 from neuronserve.neuron_worker.drawing import Draws
 from neuronserve.neuron_worker.idle_watch import IdleWatch
 from neuronserve.neuron_worker.kept_graphs import KeptGraphs, kept_graphs
-from neuronserve.neuron_worker.memory import cache_bytes, slots_bytes
+from neuronserve.neuron_worker.memory import cache_bytes, chip_bytes, slots_bytes
 from neuronserve.neuron_worker.model_files import local_directory
 from neuronserve.neuron_worker.revival import Revival
 from neuronserve.neuron_worker.runner import Runner
@@ -106,7 +108,10 @@ class NeuronWorker(WorkerBase):
                 max_num_seqs=self.scheduler_config.max_num_seqs,
                 given=self.cache_config.kv_cache_memory_bytes,
             )
-        return cache_bytes(
+        size: Callable[..., int] = cache_bytes
+        if self.backend.capabilities.on_chip:
+            size = partial(chip_bytes, weight_bytes=self.facts.weight_bytes, cores=self.config.tensor_parallel_size)
+        return size(
             block_bytes=block_bytes,
             block_size=self.cache_config.block_size,
             max_num_seqs=self.scheduler_config.max_num_seqs,
