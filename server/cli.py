@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,23 +20,29 @@ from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.neuron_worker.resolve import resolve
 
+from . import vllm_flags
+
 SHOWN = ("neuronserve", "vllm", "torch", "transformers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
-    options, rest = parser.parse_known_args(_as_vllm_reads_them(arguments))
-    if rest and options.command != "plan":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    words = list(_as_vllm_reads_them(sys.argv[1:] if argv is None else argv))
+    if words[:1] == ["export"]:
+        return _export(words[1:])
+    parser, plan_flags = _parser()
+    foreign: list[str] = []
+    if words[:1] == ["plan"]:
+        words, foreign = vllm_flags.split(words, plan_flags)
+    options = parser.parse_args(words)
     try:
-        return int(options.run(options, rest))
+        return int(options.run(options, foreign))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """The parser, and the flags of `plan`: what else stands there is vLLM's."""
     parser = argparse.ArgumentParser(prog="neuronserve", description="Serve LLMs with static-shape graphs.")
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser(
@@ -64,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--model", help="A local directory; without it a tiny random model.")
     check.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="Cores of the device.")
     check.set_defaults(run=_verify)
+    commands.add_parser("export", help="a directory that is served with no parameters, and loads faster")
     show = commands.add_parser("version", help="versions of this package and what it serves with")
     show.set_defaults(run=_version)
-    return parser
+    return parser, plan._option_string_actions
 
 
 def _add_plan_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,13 +104,13 @@ def _given(options: argparse.Namespace) -> dict[str, object]:
     return {key: value for key in ("backend", "device_python") if (value := getattr(options, key)) is not None}
 
 
-def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def _doctor(options: argparse.Namespace, foreign: Sequence[str]) -> int:
     diagnosis = doctor.examine(_given(options), os.environ)
     print(diagnosis.text)
     return 0 if diagnosis.is_well else 1
 
 
-def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def _verify(options: argparse.Namespace, foreign: Sequence[str]) -> int:
     from neuronserve.neuron_worker.verify import Asked, verify
 
     asked = Asked(_given(options), options.model, options.tensor_parallel_size)
@@ -112,14 +119,12 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return 0 if verdict.passed else 1
 
 
-def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    # In "--model M --port 8000" the last word looks like a model, for --port is no flag of this command.
+def _plan(options: argparse.Namespace, foreign: Sequence[str]) -> int:
     options.model = options.model or options.model_tag
     if not options.model:
         raise ConfigError("no model: give a directory or a hub id, such as neuronserve plan path/to/model")
-    ignored = [word.split("=")[0] for word in rest if word.startswith("-")]
-    if ignored:
-        print(f"note: not part of a plan: {' '.join(ignored)}")
+    if foreign:
+        print(f"note: not part of a plan: {' '.join(foreign)}")
     resolution = resolve(_request(options), os.environ)
     print(resolution.device)
     for warning in resolution.warnings:
@@ -150,7 +155,17 @@ def _request(options: argparse.Namespace) -> ServeRequest:
     )
 
 
-def _version(options: argparse.Namespace, rest: Sequence[str]) -> int:
+def _export(words: Sequence[str]) -> int:
+    from .export import command
+
+    try:
+        return command.main(words)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _version(options: argparse.Namespace, foreign: Sequence[str]) -> int:
     for name in SHOWN:
         try:
             print(f"{name} {version(name)}")

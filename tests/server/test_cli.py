@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from vllm.config import ModelConfig
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from neuronserve.server.cli import main
+from neuronserve.server.cli import _parser, main
+from neuronserve.server.vllm_flags import split
 from tests.neuron_worker.tiny_model import tiny_model
 
 
@@ -44,6 +49,19 @@ def test_it_reads_flags_as_vllm_does(model: str, capsys: pytest.CaptureFixture[s
     assert f"2 x 2048 tokens of {2 * 2 * 4 * 4 * 4} bytes" in printed
 
 
+def test_the_default_length_is_the_one_vllm_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_model(tmp_path, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512})
+    )
+
+    assert main(["plan", model]) == 0
+
+    # A tokenizer's length counts for embedding models alone.
+    assert ModelConfig(model).max_model_len == 8192
+    assert "sequences of up to 8192 tokens" in capsys.readouterr().out
+
+
 def test_the_environment_counts(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,9 +82,39 @@ def test_flags_without_a_part_in_it_are_one_line(model: str, capsys: pytest.Capt
     assert "secret" not in printed
 
 
-def test_the_value_of_such_a_flag_is_not_the_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", model, "--port", "8000"]) == 0
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--port 8000 MODEL",
+        "--model MODEL --port 8000",
+        "--enforce-eager MODEL",
+        "--no_enable_log_requests MODEL --served-model-name a b -dp 2 -O3",
+        "--compilation-config.mode 0 MODEL -tp=2",
+        "MODEL --max-model-len -1",
+    ],
+)
+def test_the_model_is_told_from_a_flag_s_value(model: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words.replace("MODEL", model).split()]) == 0
     assert "graphs" in capsys.readouterr().out
+
+
+def test_a_typing_error_is_named(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--max-num-seq", "4", model]) == 0
+    assert "note: not part of a plan: --max-num-seq\n" in capsys.readouterr().out
+
+
+def test_flags_take_as_many_words_as_vllm_says() -> None:
+    values = {0: [], None: ["1"], "?": ["1"], "+": ["1", "2"], "*": ["1", "2"]}
+    actions = make_arg_parser(FlexibleArgumentParser())._actions
+    plan_flags = _parser()[1]
+    flags = [(flag, action.nargs) for action in actions for flag in action.option_strings if flag not in plan_flags]
+    assert len(flags) > 300
+
+    for flag, nargs in flags:
+        given = values[nargs]
+        several = len(given) > 1 or nargs == "?"
+        words = ["M", flag, *given] if several else [flag, *given, "M"]
+        assert split(words, ()) == (["M"], [flag])
 
 
 @pytest.mark.parametrize(
