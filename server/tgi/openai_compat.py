@@ -59,6 +59,7 @@ def rewrite(asked: Json, rules: Rules) -> Json:
     """The body as vLLM understands it."""
     result = dict(asked)
     if "messages" in asked:
+        _drop_nulls_of_messages(result)
         _rewrite_response_format(result, rules.limits)
         _rewrite_tool_choice(result)
     if isinstance(asked.get("logit_bias"), list):
@@ -66,6 +67,18 @@ def rewrite(asked: Json, rules: Rules) -> Json:
     if rules.as_launcher:
         _apply_launcher_rules(result, rules)
     return result
+
+
+def _drop_nulls_of_messages(result: Json) -> None:
+    """text-generation's client sends every field of a message that it knows; vLLM has no null for them."""
+    if isinstance(messages := result["messages"], list):
+        result["messages"] = [_without_nulls(message) for message in messages]
+
+
+def _without_nulls(message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
 def _rewrite_response_format(result: Json, limits: Limits) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from ..tools.server import PATIENCE, VLLM, Server, free_port
+from ..tools.server import BIN, PATIENCE, VLLM, Server, free_port
 
 MODEL = "smollm2"
 LENGTH = 1024
@@ -36,12 +36,26 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         server.close()
 
 
+@pytest.fixture(scope="session")
+def tgi_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As people who come from TGI start it."""
+    port = free_port()
+    command = [str(BIN / "text-generation-launcher"), "--model-id", str(smollm2), "--hostname", "127.0.0.1"]
+    command += ["--port", str(port), "--max-batch-size", str(PLACES), "--max-total-tokens", str(LENGTH)]
+    server = Server(command, port, tmp_path_factory.mktemp("tgi") / "log")
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.close()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """A failed test shows the last lines of the server's log."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    server = getattr(item, "funcargs", {}).get("server")
+    arguments = getattr(item, "funcargs", {})
+    server = arguments.get("server") or arguments.get("tgi_server")
     if report.failed and isinstance(server, Server):
         report.sections.append(("server log", server.output[-6000:]))
 

@@ -60,6 +60,14 @@ def test_response_format_of_a_regular_expression() -> None:
     assert rewrite(body, VLLM) == {"messages": ASKED, "structured_outputs": {"regex": "[0-9]"}}
 
 
+def test_a_message_s_empty_fields_are_left_out() -> None:
+    message = {"role": "user", "content": None, "name": None, "tool_calls": None}
+    assert rewrite({"messages": [message], "max_tokens": None}, VLLM) == {
+        "messages": [{"role": "user", "content": None}],
+        "max_tokens": None,
+    }
+
+
 def test_a_function_s_bare_name() -> None:
     body = {"messages": ASKED, "tools": TOOLS, "tool_choice": "f"}
     assert rewrite(body, VLLM)["tool_choice"] == {"type": "function", "function": {"name": "f"}}
