@@ -92,7 +92,7 @@ def _modern(path: Path, values: Mapping[str, Any], manifest: Manifest | None) ->
         quantization=None if manifest is None else manifest.quantization,
         checkpoint_id=_text(path, values, "checkpoint_id"),
         checkpoint_revision=_text(path, values, "checkpoint_revision"),
-        compiler_version=_text(path, values, "neuronxcc_version"),
+        compiler_version=_text(path, values, "neuronxcc_version") if manifest is None else None,  # we used none
         library_version=_text(path, values, "optimum_neuron_version") if manifest is None else manifest.version,
         quantize_head=manifest is not None and manifest.quantize_head,
     )

@@ -1,4 +1,4 @@
-"""Exporting a model to a directory that a device loads as it is, and serving such directories, ours and others'."""
+"""Exporting a model to a directory that a device loads as it is; reading what such directories say of themselves."""
 
 from neuronserve.neuron_worker.exported import ExportSettings, read_settings
 
