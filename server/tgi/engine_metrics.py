@@ -131,8 +131,8 @@ def _kinds(snapshots: Sequence[Snapshot], method: str) -> list[Kind]:
     return [snapshot["kinds"][kind] for snapshot in snapshots for kind in METHODS[method]]
 
 
-def _sum(snapshots: Sequence[Snapshot], method: str, name: str) -> float:
-    return sum(kind[name] for kind in _kinds(snapshots, method))
+def _sum(snapshots: Sequence[Snapshot], method: str, name: str) -> int:
+    return sum(int(kind[name]) for kind in _kinds(snapshots, method))
 
 
 def _totals(snapshots: Sequence[Snapshot], method: str, name: str) -> list[Totals]:
