@@ -1,7 +1,7 @@
 """What every image runs: choose the user, then become the server. Standard library alone.
 
     entrypoint.py tgi        ARGUMENTS…   text-generation-launcher ARGUMENTS…
-    entrypoint.py sagemaker  ARGUMENTS…   the same on port 8080; SageMaker's argument `serve` says nothing and goes
+    entrypoint.py sagemaker  ARGUMENTS…   text-generation-launcher serve ARGUMENTS…, on SageMaker's port
     entrypoint.py vllm       ARGUMENTS…   vllm serve ARGUMENTS…
 
 Containers start as root, because the documented `docker run` lines need what only root has on some hosts: a port below
@@ -36,11 +36,14 @@ class Role:
     command: tuple[str, ...]
     port_flags: tuple[str, ...]
     port: int
+    port_variable: str | None = None
 
 
 ROLES = {
-    "tgi": Role(("text-generation-launcher",), ("--port", "-p"), 3000),
-    "sagemaker": Role(("text-generation-launcher", "--port", str(SAGEMAKER_PORT)), ("--port", "-p"), SAGEMAKER_PORT),
+    "tgi": Role(("text-generation-launcher",), ("--port", "-p"), 3000, "PORT"),
+    "sagemaker": Role(
+        ("text-generation-launcher", "serve"), ("--port", "-p"), SAGEMAKER_PORT, "SAGEMAKER_BIND_TO_PORT"
+    ),
     "vllm": Role(("vllm", "serve"), ("--port",), 8000),
 }
 
@@ -56,9 +59,9 @@ def command_line(role: str, arguments: Sequence[str]) -> list[str]:
 
 
 def listening_port(role: str, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The last --port of the command, else the variable PORT of TGI, else the role's own."""
-    flags = ROLES[role].port_flags
-    found = environ.get("PORT", "") if role == "tgi" else ""
+    """The last --port of the command, else the role's variable, else the role's own."""
+    flags, variable = ROLES[role].port_flags, ROLES[role].port_variable
+    found = environ.get(variable, "") if variable else ""
     for word, value in zip(command, [*command[1:], ""], strict=True):
         name, equals, rest = word.partition("=")
         if name in flags:

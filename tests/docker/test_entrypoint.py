@@ -25,8 +25,8 @@ ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="dropping root needs ro
     [
         ("tgi", ["--model-id", "/data/m"], [LAUNCHER, "--model-id", "/data/m"]),
         ("tgi", ["--help"], [LAUNCHER, "--help"]),
-        ("sagemaker", ["serve"], [LAUNCHER, "--port", "8080"]),
-        ("sagemaker", [], [LAUNCHER, "--port", "8080"]),
+        ("sagemaker", ["serve"], [LAUNCHER, "serve"]),
+        ("sagemaker", [], [LAUNCHER, "serve"]),
         ("vllm", ["--model", "m"], ["vllm", "serve", "--model", "m"]),
         ("vllm", ["serve", "m", "--device", "neuron"], ["vllm", "serve", "m", "--device", "neuron"]),
         ("vllm", ["vllm", "serve", "m"], ["vllm", "serve", "m"]),
@@ -44,6 +44,7 @@ def test_command_line(role: str, arguments: Sequence[str], becomes: list[str]) -
         ("tgi", ["-p", "8081"], {"PORT": "80"}, 8081),
         ("tgi", ["--port=8081"], {"PORT": "80"}, 8081),
         ("sagemaker", ["serve"], {"PORT": "80"}, 8080),
+        ("sagemaker", ["serve"], {"SAGEMAKER_BIND_TO_PORT": "8123"}, 8123),
         ("sagemaker", ["serve", "--port", "8081"], {}, 8081),
         ("vllm", ["m"], {"PORT": "80"}, 8000),
         ("vllm", ["m", "--port", "9000", "--port", "9001"], {}, 9001),
