@@ -110,7 +110,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
     choice = picked(values, env, here)
     backend, notes = choice.backend, [*env.notes, *choice.notes]
     capabilities = _capabilities(backend)
-    spec = _spec(request.model_dir)
+    spec = _spec(request.model_dir, capabilities)
     export = read_settings(request.model_dir)
     length = _length(request.max_model_len, spec, warnings)
     block_size = _block_size(request.block_size, length, capabilities, notes)
@@ -169,9 +169,9 @@ def _capabilities(backend: str) -> Capabilities:
         raise ConfigError(str(error)) from None
 
 
-def _spec(model_dir: str) -> ModelSpec:
+def _spec(model_dir: str, capabilities: Capabilities) -> ModelSpec:
     try:
-        return read_spec(model_dir)
+        return read_spec(model_dir, capabilities.more_architectures)
     except DeviceError as error:
         raise ConfigError(str(error)) from None
 

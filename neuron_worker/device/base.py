@@ -163,6 +163,7 @@ class Capabilities:
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     cache_dtype: str | None = None  # of cached keys and values; None: the model's own type
     quantizations: tuple[str, ...] = ("int8",)
+    more_architectures: tuple[str, ...] = ()  # served beyond those of `graph`
     saves_graphs: bool = False  # compiled graphs can be kept as files, in `DeviceOptions.artifacts`
 
 

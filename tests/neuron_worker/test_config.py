@@ -410,6 +410,19 @@ def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
     assert (done.warnings, done.notes) == ((), ())
 
 
+def test_the_backend_says_which_models_it_serves(tmp_path: Path) -> None:
+    mixtral = tiny_model(tmp_path, architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=4)
+    plain = tiny_model(tmp_path / "llama")
+
+    # Three more experts in each of two layers, each of three matrices.
+    more = resolved(mixtral, options=CHIP).spec.num_parameters - resolved(plain, options=CHIP).spec.num_parameters
+    assert more == 2 * 3 * 3 * 128 * 128
+    with pytest.raises(
+        ConfigError, match=r"MixtralForCausalLM .* is not supported; supported are LlamaForC.*GPT2LM\w+$"
+    ):
+        resolved(mixtral, options={"backend": "cpu"})
+
+
 def test_a_chip_has_few_graphs_and_its_own_weight_types(tiny: str) -> None:
     config = resolved(tiny, {"NEURON_QUANT_DTYPE": "f8e4m3fn"}, options=CHIP).config
 

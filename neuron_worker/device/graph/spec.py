@@ -60,6 +60,7 @@ class ModelSpec:
     windows: tuple[int | None, ...]  # per layer; None: the whole context
     attention_scales: tuple[float, ...]  # per layer
     checkpoint_dtype: FloatType
+    num_experts: int = 1  # of each layer's MLP
 
     @property
     def longest(self) -> int:
@@ -86,13 +87,12 @@ class ModelSpec:
 
     @property
     def layer_matrices(self) -> tuple[tuple[int, int], ...]:
-        """[out, in] of one layer's linear weights: qkv, attention output, up (with its gate), down."""
+        """[out, in] of one layer's linear weights: qkv, attention output, each expert's up (with its gate) and down."""
         up = self.intermediate_size * (2 if self.is_gated else 1)
         return (
             (self.qkv_size, self.hidden_size),
             (self.hidden_size, self.query_size),
-            (up, self.hidden_size),
-            (self.hidden_size, self.intermediate_size),
+            *((up, self.hidden_size), (self.hidden_size, self.intermediate_size)) * self.num_experts,
         )
 
     @property
@@ -103,7 +103,7 @@ class ModelSpec:
     @property
     def num_vector_parameters(self) -> int:
         """Norms and biases."""
-        qkv, output, up, down = (rows for rows, _ in self.layer_matrices)
+        qkv, output, up, down = (rows for rows, _ in self.layer_matrices[:4])
         norm = self.hidden_size * (2 if self.norm == "layer" else 1)
         layer = 2 * norm + (2 * self.head_dim if self.head_norm else 0)
         layer += qkv * self.qkv_bias + output * self.output_bias + (up + down) * self.mlp_bias
@@ -145,22 +145,25 @@ def _matrix_bytes(rows: int, elements: int, item: int, quantized: bool) -> int:
     return elements + 4 * rows if quantized else elements * item  # int8 and a float32 scale per row
 
 
-def read_spec(model_dir: str | Path) -> ModelSpec:
-    """The model in `model_dir`; `LoadError` or `UnsupportedModel` if it is not one this graph can compute."""
+def read_spec(model_dir: str | Path, more: tuple[str, ...] = ()) -> ModelSpec:
+    """The model in `model_dir`; `LoadError` or `UnsupportedModel` if it is not one this graph can compute.
+
+    `more`: architectures that a backend computes without this graph; their specification serves a plan.
+    """
     config = ConfigJson.in_directory(model_dir)
-    architecture = _architecture(config)
+    architecture = _architecture(config, (*COMPUTED, *more))
     _refuse_quantized(config)
     return _READERS[architecture](config, architecture)
 
 
-def _architecture(config: ConfigJson) -> str:
+def _architecture(config: ConfigJson, supported: tuple[str, ...]) -> str:
     listed = config.get("architectures")
     if listed is not None and not (isinstance(listed, list) and listed and isinstance(listed[0], str)):
         raise config.malformed("architectures", listed, "a list of class names")
     name = listed[0] if listed else _BY_MODEL_TYPE.get(config.text("model_type", default=""), "without a name")
-    if name not in _READERS:
+    if name not in supported:
         raise UnsupportedModel(
-            f"architecture {name} in {config.path} is not supported; supported are {', '.join(_READERS)}"
+            f"architecture {name} in {config.path} is not supported; supported are {', '.join(supported)}"
         )
     return str(name)
 
@@ -189,7 +192,7 @@ def _llama_family(config: ConfigJson, architecture: str) -> ModelSpec:
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(config, num_heads, 8 if architecture == "MistralForCausalLM" else num_heads),
+        num_kv_heads=_num_kv_heads(config, num_heads, 8 if architecture.startswith("Mi") else num_heads),
         head_dim=head_dim,
         intermediate_size=config.whole("intermediate_size"),
         vocab_size=config.whole("vocab_size"),
@@ -206,6 +209,7 @@ def _llama_family(config: ConfigJson, architecture: str) -> ModelSpec:
         windows=_windows(config, architecture, num_layers),
         attention_scales=(head_dim**-0.5,) * num_layers,
         checkpoint_dtype=_checkpoint_dtype(config),
+        num_experts=config.whole("num_local_experts", default=8) if architecture == "MixtralForCausalLM" else 1,
     )
 
 
@@ -283,7 +287,9 @@ def _activation(config: ConfigJson, name: str, supported: dict[str, Activation])
 def _windows(config: ConfigJson, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     if architecture == "MistralForCausalLM":
         return (_window_size(config),) * num_layers
-    if architecture == "LlamaForCausalLM" or not config.flag("use_sliding_window", default=False):
+    if architecture in ("LlamaForCausalLM", "MixtralForCausalLM") or not config.flag(
+        "use_sliding_window", default=False
+    ):
         return (None,) * num_layers
     window = _window_size(config)
     return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
@@ -368,16 +374,22 @@ _READERS: dict[str, Callable[[ConfigJson, str], ModelSpec]] = {
     "Qwen2ForCausalLM": _llama_family,
     "Qwen3ForCausalLM": _llama_family,
     "GPT2LMHeadModel": _gpt2,
+    "MixtralForCausalLM": _llama_family,
 }
+COMPUTED = tuple(name for name in _READERS if name != "MixtralForCausalLM")
+"""Architectures of this graph; the others have a specification alone."""
+
 _MAX_POSITIONS = {
     "LlamaForCausalLM": 2048,
     "MistralForCausalLM": 131072,
+    "MixtralForCausalLM": 131072,
     "Qwen2ForCausalLM": 32768,
     "Qwen3ForCausalLM": 32768,
 }
 _BY_MODEL_TYPE = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",

@@ -31,6 +31,7 @@ CAPABILITIES = Capabilities(
     fine_prefill_ladder=False,
     quantizations=("int8", "f8e4m3fn"),
     saves_graphs=True,
+    more_architectures=("MixtralForCausalLM",),
 )
 
 
