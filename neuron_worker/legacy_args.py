@@ -184,6 +184,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=_json_argument("neuronserve"),
     )
     flag("--no-tgi", "Without TGI's routes.", extra, OPTIONS_KEY, "tgi", nargs=0, const=False)
+    flag("--require-cached", "Never compile.", extra, OPTIONS_KEY, "require_cached", nargs=0, const=True)
     flag("--speculative-model", "Draft model.", draft, "model")
     flag("--num-speculative-tokens", "Tokens drafted per step.", draft, "num_speculative_tokens", type=int)
     flag("--speculative-max-model-len", "Of the draft model.", draft, "max_model_len", type=int)

@@ -21,6 +21,8 @@ from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.neuron_worker.resolve import resolve
 
 from . import vllm_flags
+from .cache.key import ArtifactKey
+from .cache.places import Places
 
 SHOWN = ("neuronserve", "vllm", "torch", "transformers")
 
@@ -29,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(_as_vllm_reads_them(sys.argv[1:] if argv is None else argv))
     if words[:1] == ["export"]:
         return _export(words[1:])
+    if words[:1] == ["cache"]:
+        return _cache(words[1:])
     parser, plan_flags = _parser()
     foreign: list[str] = []
     if words[:1] == ["plan"]:
@@ -71,6 +75,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     check.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="Cores of the device.")
     check.set_defaults(run=_verify)
     commands.add_parser("export", help="a directory that is served with no parameters, and loads faster")
+    commands.add_parser("cache", help="compiled graphs that are kept: list, lookup, push, pull, prune")
     show = commands.add_parser("version", help="versions of this package and what it serves with")
     show.set_defaults(run=_version)
     return parser, plan._option_string_actions
@@ -133,6 +138,23 @@ def _plan(options: argparse.Namespace, foreign: Sequence[str]) -> int:
         print(f"note: {note}")
     print(resolution.report)
     return 0
+
+
+def _cache(words: Sequence[str]) -> int:
+    from .cache import command
+    from .cache.wanted import wanted
+
+    def key_of(options: argparse.Namespace) -> tuple[ArtifactKey, Places]:
+        options.model = options.model or options.model_tag
+        if not options.model:
+            raise ConfigError("no model: give a directory or a hub id, such as neuronserve cache lookup path/to/model")
+        return wanted(_request(options), os.environ, options.artifacts, options.cache_url)
+
+    try:
+        return command.main(words, os.environ, _add_plan_flags, key_of)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def _request(options: argparse.Namespace) -> ServeRequest:

@@ -23,6 +23,7 @@ from .manifest import Damaged, Manifest
 from .places import Places, local_or_default, places
 from .store import Store
 
+AddFlags = Callable[[argparse.ArgumentParser], None]
 KeyOf = Callable[[argparse.Namespace], "tuple[ArtifactKey, Places]"]
 """The key of the server these flags would start, and the places it would look in."""
 
@@ -31,20 +32,27 @@ ABANDONED = timedelta(days=1)
 """After so long a device's directory is one that a killed server left behind."""
 
 
-def add_to(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    add_serve_flags: Callable[[argparse.ArgumentParser], None],
-    key_of: KeyOf,
-    environ: Mapping[str, str],
-) -> None:
-    """The subcommand; `run(options, rest)` as every other of ours."""
-    verbs = commands.add_parser("cache", help="compiled graphs that are kept, and moving them").add_subparsers(
-        dest="verb", required=True
-    )
+def main(words: Sequence[str], environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf) -> int:
+    """`words`: what follows `neuronserve cache`. Flags of a server that decide no graph may stand in a lookup."""
+    parser = _parser(environ, add_serve_flags, key_of)
+    options, rest = parser.parse_known_args(words)
+    if rest and options.verb != "lookup":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if ignored := [word.partition("=")[0] for word in rest if word.startswith("-")]:
+        print(f"note: not part of a key: {' '.join(ignored)}")
+    try:
+        return int(options.run(options))
+    except CacheUnavailable as error:
+        raise ConfigError(str(error)) from None
+
+
+def _parser(environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="neuronserve cache", description="Compiled graphs that are kept.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        made.set_defaults(run=lambda options, rest: _run(run, options))
+        made.set_defaults(run=run)
         made.add_argument("--artifacts", help="The directory of this machine; by default the server's.")
         return made
 
@@ -53,7 +61,6 @@ def add_to(
     made = verb("lookup", "whether a server would find its graphs, and if not, why", lambda o: _lookup(o, key_of))
     made.usage = "neuronserve cache lookup MODEL [the flags of vllm serve] [--cache-url URL]"
     made.add_argument("--cache-url", help="In the place of the server's shared one.")
-    made.set_defaults(takes_serve_flags=True)
     add_serve_flags(made)
     for name, text in (("push", "entries of this machine to a URL"), ("pull", "entries of a URL to this machine")):
         made = verb(name, text, lambda options, name=name: _move(options, environ, name))  # type: ignore[misc]
@@ -64,13 +71,7 @@ def add_to(
     made.add_argument("--older-than", metavar="AGE", help="Entries made before: 12h, 30d, 4w.")
     made.add_argument("--max-size", metavar="SIZE", help="The oldest entries until the rest fits: 500M, 20G.")
     made.add_argument("--dry-run", action="store_true", help="Say what would go, and touch nothing.")
-
-
-def _run(what: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    try:
-        return what(options)
-    except CacheUnavailable as error:
-        raise ConfigError(str(error)) from None
+    return parser
 
 
 def _list(options: argparse.Namespace, environ: Mapping[str, str]) -> int:

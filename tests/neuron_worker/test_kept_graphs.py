@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from neuronserve.neuron_worker import legacy_args
 from neuronserve.neuron_worker import resolve as resolving
 from neuronserve.neuron_worker.artifact_key import artifact_key
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
@@ -194,6 +197,14 @@ def test_what_a_start_could_only_fail_on_is_refused_before_it(
     monkeypatch.setenv("HOME", "/nowhere")
     with pytest.raises(ConfigError, match=message):
         resolved(tiny, environ, **ON_CHIP, **options)
+
+
+def test_the_flag_of_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--additional-config", type=json.loads)
+    legacy_args.add_flags(parser)
+    given = parser.parse_args(["--require-cached", "--neuronserve", '{"artifacts": "/kept"}'])
+    assert given.additional_config["neuronserve"] == {"require_cached": True, "artifacts": "/kept"}
 
 
 def test_a_device_that_compiles_nothing_says_that_nothing_has_an_effect(tiny: str) -> None:
