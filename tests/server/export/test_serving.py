@@ -11,6 +11,8 @@ import pytest
 
 from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.model_files import local_directory
+from neuronserve.server import cli
 
 from .conftest import Export
 
@@ -67,3 +69,20 @@ def test_a_damaged_file_is_refused_at_the_start(exported: Export, tmp_path: Path
     path.write_text(path.read_text() + " ")
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):
         serve(str(out))
+
+
+def test_a_hub_id_whose_snapshot_is_an_export_needs_no_parameters(
+    exported: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder, revision = tmp_path / "models--me--it", "0123" * 10
+    shutil.copytree(exported("--quant", "s8"), folder / "snapshots" / revision)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+
+    assert cli.main(["plan", "me/it", "--download-dir", str(tmp_path)]) == 0
+
+    printed = capsys.readouterr().out
+    assert "4 sequences of up to 64 tokens" in printed
+    assert "batch 4, sequence length 64, 2 cores, fp32, int8" in printed
+    assert local_directory("me/it", None, str(tmp_path)) == str(folder / "snapshots" / revision)
