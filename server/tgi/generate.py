@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 
+REQUEST_PREFIX = "tgi-"
+"""Of the ids that the engine knows these routes' requests by."""
+
+
 @dataclass
 class Clock:
     """When a request reached which place, in monotonic seconds. Filled while it runs."""
@@ -101,7 +105,7 @@ class Generator:
         try:
             params = sampling_params(job, seed, self._offers)
             prompt = tokens_input(list(job.token_ids), prompt=job.inputs)
-            outputs = self._engine.generate(prompt, params, f"tgi-{uuid.uuid4().hex}", trace_headers=trace)
+            outputs = self._engine.generate(prompt, params, REQUEST_PREFIX + uuid.uuid4().hex, trace_headers=trace)
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.outputs[0].finish_reason == "error":

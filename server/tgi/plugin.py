@@ -13,7 +13,7 @@ from starlette.datastructures import State
 from neuronserve.neuron_worker.config import user_options
 from neuronserve.neuron_worker.options import tgi_option
 
-from . import auth, routes, service
+from . import auth, openai_requests, routes, service
 from .openai_compat import OpenAiCompat, Rules
 from .settings import TgiSettings
 
@@ -40,6 +40,7 @@ class TgiPlugin:
         settings = settings_of(args)
         if settings is not None and engine_client is not None:
             state.tgi = service.make(engine_client, settings, args, os.environ)
+            openai_requests.watch(engine_client, state.tgi.recorder)
 
 
 def _rules(app: FastAPI) -> tuple[Rules, int]:

@@ -199,6 +199,24 @@ def test_values_move_with_a_request(server: Server) -> None:
     assert moved("neuronserve_tokens_total", engine="0", part="prefill", what="real") == 5
 
 
+def test_requests_of_the_openai_routes_count_too(server: Server) -> None:
+    before = Scrape(server)
+    body = {"model": "smollm2", "prompt": "One, two, three", "max_tokens": 6, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    assert answer.status_code == 200
+    server.wait_for_metric("tgi_request_success", before.value("tgi_request_success") + 1)
+    after = Scrape(server)
+
+    def moved(name: str) -> float:
+        return after.value(name) - before.value(name)
+
+    assert moved("tgi_request_count") == 1
+    assert moved("tgi_request_input_length_sum") == 5
+    assert moved("tgi_request_generated_tokens_sum") == moved("tgi_request_max_new_tokens_sum") == 6
+    assert moved("tgi_request_inference_duration_sum") > 0
+    assert moved("tgi_request_duration_sum") >= moved("tgi_request_inference_duration_sum")
+
+
 def sum_of(scrape: Scrape, name: str) -> float:
     return sum(sample.value for sample in scrape.families[name].samples)
 
