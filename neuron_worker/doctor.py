@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from neuronserve.server.cache.places import Places, places
 
 from . import environment, instances, options
 from .device import registry
@@ -56,7 +58,7 @@ def examine(
         ("machine", _machine(replace(machine, sdk=sdk))),
         ("server", [("python", platform.python_version()), *((name, _version(name)) for name in SERVER_PACKAGES)]),
         ("device side", _interpreter(sdk, device_python)),
-        ("files", [("artifacts", _folder(values["artifacts"])), ("compile cache", _cache(environ))]),
+        ("files", _files(values, environ)),
     ]
     lines = [line for title, rows in sections for line in _section(title, rows)]
     lines += [
@@ -107,20 +109,34 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _folder(path: object) -> str:
-    if path is None:
-        return "not kept (--neuronserve.artifacts DIRECTORY keeps compiled graphs between starts)"
-    folder = Path(str(path))
+def _files(values: Mapping[str, object], environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    given = {name: None if values[name] is None else str(values[name]) for name in ("artifacts", "cache_url")}
+    try:
+        where = places(environ, given["artifacts"], given["cache_url"])
+    except ConfigError as error:
+        return [("artifacts", str(error))]
+    shared = f"{where.remote} ({where.remote_from})" if where.remote else "none"
+    own = _cache(environ, where.compiler_cache or DEFAULT_CACHE)
+    return [("artifacts", _mirror(where)), ("shared artifacts", shared), ("compile cache", own)]
+
+
+def _mirror(where: Places) -> str:
+    if where.local is None:
+        return where.note or "not kept (--neuronserve.artifacts DIRECTORY keeps compiled graphs between starts)"
+    return _folder(where.local, count=lambda folder: folder.glob("v1/manifests/*.json"))
+
+
+def _folder(folder: Path, count: Callable[[Path], Iterable[Path]] = Path.iterdir) -> str:
     if not folder.exists():
         return f"{folder} (not there yet)"
     if not folder.is_dir():
         return f"{folder} (a file: give a directory)"
-    state = f"{sum(1 for _ in folder.iterdir())} entries"
+    state = f"{sum(1 for _ in count(folder))} entries"
     return f"{folder} ({state}{'' if os.access(folder, os.W_OK) else ', not writable by this user'})"
 
 
-def _cache(environ: Mapping[str, str]) -> str:
-    """Of the chip's compiler: its flag, its variable, its default."""
+def _cache(environ: Mapping[str, str], default: str) -> str:
+    """Of the chip's compiler: its flag, its variable, its default here."""
     flag = re.search(r"--cache_dir[= ](\S+)", environ.get("NEURON_CC_FLAGS", ""))
-    place = flag[1] if flag else environ.get(CACHE_KEY, "").strip() or DEFAULT_CACHE
-    return f"{place} (remote)" if "://" in place else _folder(place)
+    place = flag[1] if flag else environ.get(CACHE_KEY, "").strip() or default
+    return f"{place} (remote)" if "://" in place else _folder(Path(place))

@@ -42,8 +42,8 @@ GROUPS: tuple[tuple[str, Sequence[Check]], ...] = (
 )
 """Of the device where the server would run it."""
 
-_IGNORED = (CONTEXT_KEY, TOKEN_GENERATION_KEY, "NEURONSERVE_CHUNK_TOKENS")
-"""Sizes of a server's graphs; a verification has few and small ones."""
+_IGNORED = (CONTEXT_KEY, TOKEN_GENERATION_KEY, "NEURONSERVE_CHUNK_TOKENS", "NEURONSERVE_REQUIRE_CACHED")
+"""Sizes of a server's graphs; a verification has few and small ones, and compiles them."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.server import vllm_flags
 
 from . import prune
 from .cache import Cache
@@ -34,19 +35,23 @@ ABANDONED = timedelta(days=1)
 
 def main(words: Sequence[str], environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf) -> int:
     """`words`: what follows `neuronserve cache`. Flags of a server that decide no graph may stand in a lookup."""
-    parser = _parser(environ, add_serve_flags, key_of)
-    options, rest = parser.parse_known_args(words)
-    if rest and options.verb != "lookup":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if ignored := [word.partition("=")[0] for word in rest if word.startswith("-")]:
-        print(f"note: not part of a key: {' '.join(ignored)}")
+    parser, lookup_flags = _parser(environ, add_serve_flags, key_of)
+    foreign: list[str] = []
+    if words[:1] == ["lookup"]:
+        words, foreign = vllm_flags.split(words, lookup_flags)
+    options = parser.parse_args(words)
+    if foreign:
+        print(f"note: not part of a key: {' '.join(foreign)}")
     try:
         return int(options.run(options))
     except CacheUnavailable as error:
         raise ConfigError(str(error)) from None
 
 
-def _parser(environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf) -> argparse.ArgumentParser:
+def _parser(
+    environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf
+) -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """The parser, and the flags of `lookup`: what else stands there is vLLM's."""
     parser = argparse.ArgumentParser(prog="neuronserve cache", description="Compiled graphs that are kept.")
     verbs = parser.add_subparsers(dest="verb", required=True)
 
@@ -58,10 +63,10 @@ def _parser(environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf
 
     made = verb("list", "the entries of a place", lambda options: _list(options, environ))
     made.add_argument("url", nargs="?", metavar="URL", help="By default this machine's directory.")
-    made = verb("lookup", "whether a server would find its graphs, and if not, why", lambda o: _lookup(o, key_of))
-    made.usage = "neuronserve cache lookup MODEL [the flags of vllm serve] [--cache-url URL]"
-    made.add_argument("--cache-url", help="In the place of the server's shared one.")
-    add_serve_flags(made)
+    look = verb("lookup", "whether a server would find its graphs, and if not, why", lambda o: _lookup(o, key_of))
+    look.usage = "neuronserve cache lookup MODEL [the flags of vllm serve] [--cache-url URL]"
+    look.add_argument("--cache-url", help="In the place of the server's shared one.")
+    add_serve_flags(look)
     for name, text in (("push", "entries of this machine to a URL"), ("pull", "entries of a URL to this machine")):
         made = verb(name, text, lambda options, name=name: _move(options, environ, name))  # type: ignore[misc]
         made.add_argument("url", metavar="URL")
@@ -71,7 +76,7 @@ def _parser(environ: Mapping[str, str], add_serve_flags: AddFlags, key_of: KeyOf
     made.add_argument("--older-than", metavar="AGE", help="Entries made before: 12h, 30d, 4w.")
     made.add_argument("--max-size", metavar="SIZE", help="The oldest entries until the rest fits: 500M, 20G.")
     made.add_argument("--dry-run", action="store_true", help="Say what would go, and touch nothing.")
-    return parser
+    return parser, look._option_string_actions
 
 
 def _list(options: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -84,11 +84,13 @@ def test_a_device_python_that_cannot_start_is_not_well(tmp_path: Path) -> None:
 
 def test_where_compiled_graphs_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "graph").touch()
+    (kept / "v1" / "manifests").mkdir(parents=True)
+    (kept / "v1" / "manifests" / "0123.json").touch()
     environ = {"NEURONSERVE_ARTIFACTS": str(kept), "NEURON_COMPILE_CACHE_URL": "s3://bucket/cache"}
 
     assert f"artifacts             {kept} (1 entries)" in diagnosis(tmp_path, {}, environ).text
+    shared = "shared artifacts      s3://bucket/cache/neuronserve (NEURON_COMPILE_CACHE_URL)"
+    assert shared in diagnosis(tmp_path, {}, environ).text
     assert "compile cache         s3://bucket/cache (remote)" in diagnosis(tmp_path, {}, environ).text
     environ["NEURON_CC_FLAGS"] = f"-O1 --cache_dir={tmp_path}/other"
     assert f"compile cache         {tmp_path}/other (not there yet)" in diagnosis(tmp_path, {}, environ).text

@@ -110,7 +110,7 @@ def test_urls_that_nothing_reads_are_one_line(run: Run, verb: str) -> None:
 def test_a_lookup_says_what_differs_and_then_finds(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(tmp_path / "model")
     monkeypatch.setenv("NEURON_CC_FLAGS", "-O1")
-    status, text = run("lookup", model, *SERVED, "--port", "8000")
+    status, text = run("lookup", "--port", "8000", model, *SERVED)
     assert status == 1
     assert "note: not part of a key: --port" in text
     assert f"{tmp_path}/mirror holds no entry" in text
