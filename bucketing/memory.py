@@ -18,7 +18,7 @@ LENGTH_STEP = 128
 class MemoryFacts:
     """Filled from the model's config.json and the options."""
 
-    weight_bytes: int  # of the whole model
+    weight_bytes: int  # on all cores together, padding and replicas counted
     num_layers: int
     num_heads: int
     num_kv_heads: int

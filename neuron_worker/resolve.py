@@ -21,13 +21,13 @@ from neuronserve.server.cache.places import places
 from . import environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
-from .device.base import Capabilities, StepShape
+from .device.base import Capabilities
 from .device.errors import DeviceError
-from .device.graph.ops import FloatType
-from .device.graph.spec import ITEM_BYTES, ModelSpec, read_spec, weight_bytes
+from .device.graph.spec import ModelSpec, read_spec
 from .environment import Environment
 from .errors import ConfigError
 from .exported import ExportSettings, read_settings
+from .footprint import memory_facts
 from .machine import Machine
 from .picking import Asked, Pick
 
@@ -66,19 +66,7 @@ class Resolution:
 
     @property
     def memory_facts(self) -> MemoryFacts:
-        config, spec = self.config, self.spec
-        dtype: FloatType = _float_type(config.dtype)
-        scratch = max(_scratch_bytes(shape, spec) for shape in self.plan.shapes)
-        return MemoryFacts(
-            weight_bytes=weight_bytes(spec, dtype, config.quantization, config.quantize_head),
-            num_layers=spec.num_layers,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            kv_bytes=ITEM_BYTES[_float_type(config.capabilities.cache_dtype or config.dtype)],
-            scratch_bytes=scratch // config.tensor_parallel_size,
-            cores=config.tensor_parallel_size,
-        )
+        return memory_facts(self.config, self.spec, self.plan)
 
     @property
     def report(self) -> str:
@@ -284,12 +272,6 @@ def _dtype(asked: str, spec: ModelSpec, capabilities: Capabilities) -> str:
     return dtype
 
 
-def _float_type(dtype: str) -> FloatType:
-    if dtype == "float16":
-        return "float16"
-    return "bfloat16" if dtype == "bfloat16" else "float32"
-
-
 def _quantization(
     request: ServeRequest,
     values: Mapping[str, object],
@@ -417,14 +399,6 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
         unused = overrides.without_effect(config.overrides, USED_OVERRIDES["cpu"])
         if unused:
             notes.append(f"{overrides.KEY}: no effect on the {config.backend} device: {', '.join(unused)}")
-
-
-def _scratch_bytes(shape: StepShape, spec: ModelSpec) -> int:
-    """Activations of one call in float32: what layers hand on, attention scores of one layer, and the logits."""
-    layer = 2 * spec.hidden_size + spec.qkv_size + (2 if spec.is_gated else 1) * spec.intermediate_size
-    scores = shape.decode_rows * shape.decode_width * shape.context * spec.num_heads
-    rows = max(1, shape.decode_rows * shape.decode_width)
-    return 4 * (shape.num_tokens * layer + scores + rows * spec.vocab_size)
 
 
 def _optional_int(value: object) -> int | None:

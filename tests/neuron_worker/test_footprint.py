@@ -1,0 +1,80 @@
+"""Bytes on each core, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuronserve.neuron_worker.device.base import StepShape
+from neuronserve.neuron_worker.device.graph.spec import ModelSpec, read_spec, weight_bytes
+from neuronserve.neuron_worker.footprint import padded, scratch_of_a_core, weights_of_all_cores
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ModelSpec:
+    """SmolLM2's heads; one layer."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 18,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 1,
+        "intermediate_size": 30,
+        "vocab_size": 101,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return read_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cores", "heads", "kv_heads", "intermediate", "vocabulary"),
+    [
+        (1, 9, 3, 30, 101),
+        (2, 10, 6, 30, 102),  # 3 on each core
+        (4, 12, 12, 32, 104),
+        (32, 32, 32, 32, 128),  # one of each on every core
+    ],
+)
+def test_what_does_not_divide_is_padded_or_replicated(
+    spec: ModelSpec, cores: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int
+) -> None:
+    spread = padded(spec, cores)
+
+    assert (spread.num_heads, spread.num_kv_heads) == (heads, kv_heads)
+    assert (spread.intermediate_size, spread.vocab_size) == (intermediate, vocabulary)
+
+
+def test_weights_of_one_core_are_the_models(spec: ModelSpec) -> None:
+    assert weights_of_all_cores(spec, 1, "float32") == weight_bytes(spec, "float32")
+
+
+def test_weights_of_two_cores(spec: ModelSpec) -> None:
+    # Heads of 2 numbers: 10 for queries, 6 each for keys and values; three matrices of the MLP; table and head.
+    matrices = 18 * (10 + 6 + 6) * 2 + 18 * 10 * 2 + 3 * 18 * 30 + 2 * 18 * 102
+    norms = 3 * 18  # on both
+
+    assert weights_of_all_cores(spec, 2, "float32") == 4 * (matrices + 2 * norms)
+
+
+@pytest.mark.parametrize(
+    ("shape", "numbers"),
+    [
+        # tokens x what is handed on, + half of (tokens x (qkv 44 + gate and up 60) + scores x 10 heads + rows x 102)
+        (StepShape(4, 1, 0, 128), 4 * 36 + (4 * 104 + 4 * 128 * 10 + 4 * 102) // 2),
+        (StepShape(0, 1, 64, 256), 64 * 36 + (64 * 104 + 64 * 256 * 10 + 3 * 102) // 2),
+        (StepShape(4, 1, 64, 256), 68 * 36 + (68 * 104 + 64 * 256 * 10 + 7 * 102) // 2),
+        (StepShape(0, 1, 8192, 8192), 8192 * 36 + (8192 * 104 + 4096 * 4096 * 10 + 3 * 102) // 2),  # in tiles
+    ],
+)
+def test_scratch_of_one_of_two_cores(spec: ModelSpec, shape: StepShape, numbers: int) -> None:
+    assert scratch_of_a_core(shape, spec, 2, prompt_rows=3, scores_prompts=True) == 4 * numbers
+
+
+def test_a_device_that_attends_row_by_row_keeps_no_scores_of_a_prompt(spec: ModelSpec) -> None:
+    shape = StepShape(0, 1, 64, 256)
+
+    assert scratch_of_a_core(shape, spec, 1, prompt_rows=1, scores_prompts=False) == 4 * (64 * (36 + 30 + 60) + 101)
