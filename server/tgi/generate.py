@@ -85,6 +85,7 @@ class Generator:
         """One answer's tokens. The prompt's go into `prefill`, where the job asks for them."""
         seed = seed_of(job, self._offers)
         following = Following(job, seed, self._vocabulary)
+        ended = False
         async with aclosing(self._outputs(job, seed, trace)) as outputs:
             async for output in outputs:
                 clock.note(output)
@@ -92,11 +93,12 @@ class Generator:
                     prefill += following.prefill(output.prompt_logprobs)
                 for step in following.read(output.outputs[0]):
                     if step.ending is not None:
-                        clock.ended = time.monotonic()
+                        ended, clock.ended = True, time.monotonic()
                     yield step
-                    if step.ending is not None:
-                        return
-        raise errors.Incomplete()
+                if ended and not output.finished:
+                    return  # which tells the engine to stop
+        if not ended:
+            raise errors.Incomplete
 
     async def _outputs(
         self, job: Job, seed: int | None, trace: Mapping[str, str] | None
@@ -121,7 +123,7 @@ class Generator:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._answer(job, clock, trace)) for _ in range(job.num_answers)]
-        except* Exception as several:
+        except ExceptionGroup as several:
             raise several.exceptions[0] from None
         return sorted((task.result() for task in tasks), key=lambda answer: -answer.mean_logprob)
 

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from . import body, dispatch, errors, info, parsing, respond, tokenize, vertex
 from .errors import ClientLeft, TgiError, TransportError
 from .generate import Clock
-from .openapi import GENERATES, NOT_PARSED, of_our_routes, request_body
+from .openapi import GENERATES, NOT_PARSED, of_our_routes, request_body, streams
 from .schemas import (
     ChatRequest,
     ChatTokenizeResponse,
@@ -68,10 +68,17 @@ def post(path: str, **arguments: Any) -> Callable[[Endpoint], Endpoint]:
 
 
 _COMPLETES = {200: {"description": "Generated text", "model": GenerateResponse}, **GENERATES}
-_LISTS = {200: {"description": "Generated text; a stream where asked", "model": list[GenerateResponse]}, **GENERATES}
+_LISTS = {
+    200: {
+        "description": "Generated text; a stream where asked",
+        "model": list[GenerateResponse],
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    **GENERATES,
+}
 
 
-@post("/", responses=_LISTS, openapi_extra=request_body(CompatGenerateRequest))
+@post("/", responses=_LISTS, openapi_extra=request_body(CompatGenerateRequest) | streams())
 async def compat_generate(request: Request) -> Response:
     """Generate tokens; `stream` says how they come."""
     service, clock = service_of(request), Clock()
@@ -99,7 +106,7 @@ async def generate(request: Request) -> Response:
     responses={200: {"description": "An event for each token, or one with an error"}, **GENERATES},
     status_code=200,
     response_class=EventStream,
-    openapi_extra=request_body(GenerateRequest),
+    openapi_extra=request_body(GenerateRequest) | streams(),
 )
 async def generate_stream(request: Request) -> Response:
     """Generate a stream of tokens."""
@@ -108,7 +115,7 @@ async def generate_stream(request: Request) -> Response:
     return respond.stream(request, service, asked, clock, full_text=False)
 
 
-@post("/invocations", responses=_LISTS, openapi_extra=request_body(CompatGenerateRequest))
+@post("/invocations", responses=_LISTS, openapi_extra=request_body(CompatGenerateRequest) | streams())
 async def invocations(request: Request) -> Response:
     """SageMaker: generate, chat or completion, by what the body holds."""
     service, clock = service_of(request), Clock()

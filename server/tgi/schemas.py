@@ -6,6 +6,7 @@ not here but in `validation`, whose messages clients know.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,22 @@ U32 = Annotated[int, Field(ge=0, le=2**32 - 1), RustType("u32")]
 U64 = Annotated[int, Field(ge=0, le=2**64 - 1), RustType("u64")]
 Unsigned = Annotated[int, Field(ge=0, le=2**64 - 1), RustType("usize")]
 I32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), RustType("i32")]
+
+
+POSITIVE = {"exclusiveMinimum": 0}
+SHARE = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+
+def bounded(description: str, **bounds: Any) -> Any:
+    """A nullable field, with bounds for the OpenAPI page; `validation` checks them, after parsing and in its words."""
+    return Field(default=None, description=description, json_schema_extra=_bound(bounds))
+
+
+def _bound(bounds: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    def extend(schema: dict[str, Any]) -> None:
+        schema["anyOf"][0].update(bounds)  # the second is null
+
+    return extend
 
 
 class _Request(BaseModel):
@@ -57,22 +74,30 @@ Grammar = Annotated[JsonGrammar | RegexGrammar | JsonSchemaGrammar, Field(discri
 
 class GenerateParameters(_Request):
     best_of: Unsigned | None = Field(default=None, description="Generate this many answers, and return the likeliest.")
-    temperature: Float | None = Field(default=None, description="Strictly positive. Any value but 1 turns sampling on.")
-    repetition_penalty: Float | None = Field(default=None, description="Strictly positive; 1 is none.")
-    frequency_penalty: Float | None = Field(
-        default=None, description="From -2 to 2: penalty x count / length, over all tokens, the prompt's included."
+    temperature: Float | None = bounded(
+        "Strictly positive. Any value but 1 turns sampling on.", exclusiveMinimum=0, maximum=2
     )
-    top_k: I32 | None = Field(default=None, description="Strictly positive. Turns sampling on.")
-    top_p: Float | None = Field(default=None, description="Strictly between 0 and 1. Turns sampling on.")
-    typical_p: Float | None = Field(default=None, description="Strictly between 0 and 1. Turns sampling on.")
+    repetition_penalty: Float | None = bounded("Strictly positive; 1 is none.", **POSITIVE, maximum=1e6)
+    frequency_penalty: Float | None = bounded(
+        "Penalty x count / length, over all tokens, the prompt's included.", minimum=-2, maximum=2
+    )
+    top_k: I32 | None = bounded("Strictly positive. Turns sampling on.", **POSITIVE)
+    top_p: Float | None = bounded(
+        "Strictly between 0 and 1. Turns sampling on.", exclusiveMinimum=0, exclusiveMaximum=1
+    )
+    typical_p: Float | None = bounded(
+        "Strictly between 0 and 1. Turns sampling on.", exclusiveMinimum=0, exclusiveMaximum=1
+    )
     do_sample: bool = Field(
         default=False, description="Sample; greedy otherwise, unless another field turns sampling on."
     )
-    max_new_tokens: U32 | None = Field(default=None, description="Null: as many as max_total_tokens leaves.")
+    max_new_tokens: U32 | None = bounded("Null: as many as max_total_tokens leaves.", **POSITIVE)
     return_full_text: bool | None = Field(default=None, description="Prompt and answer. Null: the route's default.")
     stop: list[str] = Field(default_factory=list, description="End when the text ends with one of these; it stays in.")
-    truncate: Unsigned | None = Field(default=None, description="Keep the last n tokens of the input.")
-    watermark: bool = Field(default=False, description="Not supported: true is refused.")
+    truncate: Unsigned | None = bounded("Keep the last n tokens of the input.", **POSITIVE)
+    watermark: bool = Field(
+        default=False, description="Not supported: true is refused.", json_schema_extra={"const": False}
+    )
     details: bool = Field(
         default=False, description="Return each token with its log-probability, and why the text ended."
     )
@@ -80,7 +105,9 @@ class GenerateParameters(_Request):
     seed: U64 | None = Field(default=None, description="Null: drawn at random when sampling; the details tell which.")
     top_n_tokens: U32 | None = Field(default=None, description="Return the n likeliest tokens of each position.")
     grammar: Grammar | None = Field(default=None, description="What the answer must match.")
-    adapter_id: str | None = Field(default=None, description="Not supported: this server has no adapters.")
+    adapter_id: str | None = Field(
+        default=None, description="Not supported: this server has no adapters.", json_schema_extra={"const": None}
+    )
 
 
 DEFAULT_PARAMETERS = GenerateParameters(do_sample=True)
@@ -88,7 +115,7 @@ DEFAULT_PARAMETERS = GenerateParameters(do_sample=True)
 
 
 class GenerateRequest(_Request):
-    inputs: str
+    inputs: str = Field(json_schema_extra={"minLength": 1})
     parameters: GenerateParameters = DEFAULT_PARAMETERS
 
 

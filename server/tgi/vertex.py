@@ -26,8 +26,10 @@ async def predict(service: TgiService, asked: VertexRequest, trace: Mapping[str,
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_one(service, instance, trace)) for instance in asked.instances]
-    except* TgiError:
-        raise Incomplete from None  # whatever it was; the protocol has no other word here
+    except ExceptionGroup as several:
+        if several.split(TgiError)[1] is not None:
+            raise
+        raise Incomplete from None  # whatever it was: the protocol has no other word here
     return VertexResponse(predictions=[task.result() for task in tasks])
 
 
