@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
+from neuronserve.speculative.settings import Speculation
 
 from .device import registry
 from .device.base import Capabilities, DeviceOptions
@@ -47,9 +48,9 @@ class ServeRequest:
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
-    local_engines: int = 1  # data-parallel ones on this machine
     options: Mapping[str, object] = field(default_factory=dict)
     override: Mapping[str, object] = field(default_factory=dict)
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class NeuronConfig:
     device_restarts: int  # attempts in a row to bring a lost device back
     step_tokens: int | None  # the user's --max-num-batched-tokens
     overrides: Mapping[str, Any]
+    speculation: Speculation | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -101,9 +103,15 @@ class NeuronConfig:
     @property
     def max_num_batched_tokens(self) -> int:
         """What the scheduler may put in one step: where a call may mix, a chunk and every decode row beside it."""
+        decode_tokens = self.max_num_seqs * self.decode_width
         if self.step_tokens is not None and self.chunked_prefill:
-            return max(self.step_tokens, self.max_num_seqs)
-        return self.plan.step_tokens + (self.max_num_seqs if self.plan.mixes else 0)
+            return max(self.step_tokens, decode_tokens)
+        return self.plan.step_tokens + (decode_tokens if self.plan.mixes else 0)
+
+    @property
+    def decode_width(self) -> int:
+        """Tokens a decode row may have in a step: the last one and its drafts."""
+        return 1 if self.speculation is None else 1 + self.speculation.num_tokens
 
     @property
     def plan_request(self) -> PlanRequest:
@@ -114,6 +122,7 @@ class NeuronConfig:
             chunk_tokens=self.chunk_tokens,
             context_buckets=self.context_buckets,
             token_generation_buckets=self.token_generation_buckets,
+            decode_width=self.decode_width,
         )
 
     @cached_property
@@ -142,7 +151,8 @@ class NeuronConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> NeuronConfig:
         lists = {key: tuple(value) for key, value in values.items() if key.endswith("_buckets") and value is not None}
-        return cls(**{**values, **lists})
+        speculation = Speculation.from_json(values.get("speculation"))
+        return cls(**{**values, **lists, "speculation": speculation})
 
     @classmethod
     def of(cls, vllm_config: Any) -> NeuronConfig:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import export_rules, overrides
+from . import export_rules, overrides, speculation
 from .config import ASKED_KEY, OPTIONS_KEY, user_options
 from .device import registry
 from .errors import ConfigError
@@ -57,8 +57,8 @@ def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
     speculative = {new: value for old, new in SPECULATION.items() if (value := kept.pop(old, None)) is not None}
     if speculative:
         kept["speculative_config"] = {**speculative, **(kept.get("speculative_config") or {})}
-    if any(kept.get(key) for key in ("speculative_config", "spec_method", "spec_model", "spec_tokens")):
-        refuse_speculation()
+    if kept.get("speculative_config") or any(kept.get(key) is not None for key in speculation.STOCK):
+        kept["speculative_config"] = speculation.spelled_out(kept)
     if kept.get("async_scheduling"):
         raise ConfigError("--async-scheduling is not built yet: leave it out")
     if "dtype" in kept:
@@ -129,14 +129,6 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
     return result
-
-
-def refuse_speculation() -> None:
-    """The one place to lift when drafting is built."""
-    raise ConfigError(
-        "speculative decoding is not built yet: leave out --speculative-model, --num-speculative-tokens, "
-        "--speculative-max-model-len and --speculative-config"
-    )
 
 
 class _Into(argparse.Action):

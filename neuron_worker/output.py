@@ -12,7 +12,7 @@ from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
 from neuronserve.neuron_worker.device.base import PromptScores
 
 if TYPE_CHECKING:
-    from neuronserve.neuron_worker.sampling import HostSample
+    from neuronserve.neuron_worker.rounds import HostTokens
     from neuronserve.neuron_worker.state import LiveRequest
 
 
@@ -66,17 +66,17 @@ def _prompt_scores(request: LiveRequest) -> LogprobsTensors:
 
 
 def report(
-    sampled: HostSample | None,
-    on_device: Sequence[tuple[LiveRequest, int]],
+    sampled: HostTokens | None,
+    on_device: Sequence[tuple[LiveRequest, list[int]]],
     unfinished: Sequence[LiveRequest],
     prompt_logprobs: dict[str, LogprobsTensors | None],
 ) -> ModelRunnerOutput:
     """Host-sampled rows come first, because vLLM finds a request's log-probabilities by its index in the step."""
     ids = [request.id for request in sampled.requests] if sampled else []
-    tokens = [[token] for token in sampled.tokens] if sampled else []
-    for request, token in on_device:
+    tokens = list(sampled.tokens) if sampled else []
+    for request, own in on_device:
         ids.append(request.id)
-        tokens.append([token])
+        tokens.append(own)
     for request in unfinished:
         ids.append(request.id)
         tokens.append([])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from neuronserve.neuron_worker import endpoint_plugin, environment, legacy_args, overrides, refusals
+from neuronserve.neuron_worker import endpoint_plugin, environment, legacy_args, overrides, refusals, speculation
 from neuronserve.neuron_worker.config import (
     ASKED_KEY,
     OPTIONS_KEY,
@@ -177,10 +177,10 @@ def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
         dtype=str(model.dtype).removeprefix("torch."),
-        local_engines=vllm_config.parallel_config.data_parallel_size_local,
         block_size=cache.block_size if cache.user_specified_block_size else None,
         options=user_options(extra),
         override=extra.get(overrides.KEY, {}),
+        speculation=speculation.asked(vllm_config.speculative_config),
         **extra.get(OPTIONS_KEY, {}).get(ASKED_KEY, {}),
     )
 
@@ -211,6 +211,8 @@ def _apply(config: NeuronConfig, vllm_config: VllmConfig) -> None:
     scheduler.max_num_seqs = config.max_num_seqs
     scheduler.enable_chunked_prefill = config.chunked_prefill
     scheduler.max_num_batched_tokens = config.max_num_batched_tokens
+    if vllm_config.speculative_config is not None:
+        scheduler.max_num_scheduled_tokens = config.max_num_batched_tokens  # vLLM has set it already, to another
     scheduler.max_num_encoder_input_tokens = scheduler.encoder_cache_size = config.max_num_batched_tokens
     cache.block_size = config.block_size
     cache.enable_prefix_caching = config.prefix_caching

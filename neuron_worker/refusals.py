@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import legacy_args
+from . import speculation
 from .config import NeuronConfig
 from .device.base import Capabilities
 from .errors import ConfigError
@@ -22,8 +22,7 @@ _V2_KEY = "VLLM_USE_V2_MODEL_RUNNER"
 
 def check(vllm_config: Any) -> None:
     """Everything a `VllmConfig` may ask for that this platform has not."""
-    if vllm_config.speculative_config is not None:
-        legacy_args.refuse_speculation()
+    speculation.asked(vllm_config.speculative_config)
     for refused, message in _REFUSALS:
         if refused(vllm_config):
             raise ConfigError(message)

@@ -17,12 +17,12 @@ from neuronserve.bucketing.memory import MemoryFacts
 from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan
 from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
+from neuronserve.speculative.settings import Speculation
 
 from . import environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities
-from .device.cpu.library import num_threads as usable_cores
 from .device.errors import DeviceError
 from .device.graph.spec import ModelSpec, read_spec
 from .environment import Environment
@@ -120,7 +120,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         chunked_prefill=chunked,
         prefix_caching=_prefix_caching(request, block_size == length, capabilities, notes),
         sampling=_sampling(values, override, env, capabilities),
-        threads=_threads(_optional_int(values["threads"]), request.local_engines, capabilities, notes),
+        threads=_optional_int(values["threads"]),
         artifacts=_optional_text(values["artifacts"]),
         cache_url=_optional_text(values["cache_url"]),
         require_cached=bool(values["require_cached"]),
@@ -129,6 +129,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         device_restarts=_optional_int(values["device_restarts"]) or 0,
         step_tokens=request.max_num_batched_tokens,
         overrides=override,
+        speculation=_speculation(request.speculation, capabilities),
     )
     plan = _plan(config)
     notes += _without_effect(config)
@@ -369,20 +370,6 @@ def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
         check_url(where.remote_from, where.remote)
 
 
-def _threads(asked: int | None, engines: int, capabilities: Capabilities, notes: list[str]) -> int | None:
-    """Of each engine. None: every core it may use; more threads than cores would make all of them slow."""
-    if asked is not None or engines == 1 or capabilities.on_chip:
-        return asked
-    cores = usable_cores()
-    notes.append(f"threads: {shared(cores, engines)} for each of {engines} engines, which share {cores} cores")
-    return shared(cores, engines)
-
-
-def shared(cores: int, engines: int) -> int:
-    """Cores of each; what is left over is for the servers before them."""
-    return max(1, cores // engines)
-
-
 def _plan(config: NeuronConfig) -> Plan:
     try:
         return config.plan
@@ -414,6 +401,15 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
         unused = overrides.without_effect(config.overrides, USED_OVERRIDES["cpu"])
         if unused:
             notes.append(f"{overrides.KEY}: no effect on the {config.backend} device: {', '.join(unused)}")
+
+
+def _speculation(asked: Speculation | None, capabilities: Capabilities) -> Speculation | None:
+    if asked is not None and capabilities.fused_speculation:
+        raise ConfigError(
+            f"speculative_config: the {capabilities.name} device verifies drafts of a model inside it and no others; "
+            "leave it out"
+        )
+    return asked
 
 
 def _optional_int(value: object) -> int | None:

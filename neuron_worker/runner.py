@@ -1,6 +1,6 @@
 """One engine step: scheduled rows in, accepted tokens out.
 
-    apply -> split -> (choose -> pack -> run) per call -> sample -> report
+    apply -> split -> (choose -> pack -> run) per call -> sample, verify -> report
 
 Most steps are one device call. Where no shape holds the step, or the device does not mix prefill and decode,
 it becomes several. With a grammar in the batch the step pauses before sampling, because vLLM computes the
@@ -23,17 +23,20 @@ from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
 from neuronserve.bucketing.row import demand_of
 from neuronserve.bucketing.split import split
 from neuronserve.bucketing.waste import PaddingCounters
-from neuronserve.neuron_worker.device.base import Device, Float32
+from neuronserve.neuron_worker.device.base import Device
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
 from neuronserve.neuron_worker.metrics import Counters
 from neuronserve.neuron_worker.output import FailedStep, ForgottenCache, add_prompt_scores, report, take_prompt_scores
+from neuronserve.neuron_worker.rounds import HostRow, HostTokens, Masks, sample_in_rounds
+from neuronserve.speculative.verify import accept
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-    from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, LogprobsTensors, ModelRunnerOutput
 
     from neuronserve.bucketing.plan import Plan
     from neuronserve.bucketing.row import Row
+    from neuronserve.neuron_worker.drafter import Drafter
     from neuronserve.neuron_worker.revival import Revival
     from neuronserve.neuron_worker.sampling import HostSampler
     from neuronserve.neuron_worker.state import LiveRequest, RequestState, ScheduledRow
@@ -44,8 +47,8 @@ class ComputedStep:
     """What the device gave, until it is sampled and reported. One of the first three lists per scheduled row."""
 
     scheduled: SchedulerOutput
-    on_device: list[tuple[LiveRequest, int]] = field(default_factory=list)  # sampled there
-    for_host: list[tuple[LiveRequest, Float32]] = field(default_factory=list)  # logits, [vocabulary]
+    on_device: list[tuple[LiveRequest, list[int]]] = field(default_factory=list)  # sampled there, accepted
+    for_host: list[HostRow] = field(default_factory=list)
     unfinished: list[LiveRequest] = field(default_factory=list)  # a chunk that is not the prompt's last
     prompt_logprobs: dict[str, LogprobsTensors | None] = field(default_factory=dict)
 
@@ -61,6 +64,7 @@ class Runner:
         host_sampler: HostSampler,
         revival: Revival,
         complain: Callable[[str], None],
+        drafter: Drafter | None = None,
     ) -> None:
         self.device = device
         self.plan = plan
@@ -71,6 +75,7 @@ class Runner:
         self.padding = PaddingCounters()
         self._revival = revival
         self._complain = complain
+        self._drafter = drafter
         self._lost: str | None = None  # why, until the device is revived
         self._cache_is_gone = False  # with an idle device, and the scheduler does not know yet
         self._paused: ComputedStep | None = None
@@ -118,6 +123,15 @@ class Runner:
         self.counters.step_seconds += time.perf_counter() - began
         return output
 
+    def take_drafts(self) -> DraftTokenIds | None:
+        """For what follows the step that has just been reported."""
+        if self._drafter is None:
+            return None
+        began = time.perf_counter()
+        drafts = self._drafter.take()
+        self.counters.step_seconds += time.perf_counter() - began
+        return drafts
+
     def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
         if self._lost is not None:
             self.device, self._lost = self._revival.revive(self._lost), None
@@ -148,11 +162,12 @@ class Runner:
         if not owner.ends:
             step.unfinished.append(request)
         elif output.logits is not None:
-            logits = output.logits[-1]
             # The device's arrays are gone with its next call, which comes after this step is sampled or before.
-            step.for_host.append((request, logits if is_last else logits.copy()))
+            logits = output.logits if is_last else output.logits.copy()
+            step.for_host.append(HostRow(request, logits, owner.drafts))
         else:
-            step.on_device.append((request, int(output.tokens[0])))
+            tokens: list[int] = output.tokens.tolist()
+            step.on_device.append((request, accept(owner.drafts, tokens) if owner.drafts else tokens))
         if owner.ends and request.scores_due:
             step.prompt_logprobs[request.id] = take_prompt_scores(request)
 
@@ -160,17 +175,29 @@ class Runner:
         self.counters.step_computed()
         sampled = None
         if step.for_host:
-            requests, logits = zip(*step.for_host, strict=True)
-            sampled = self.host_sampler.sample(requests, logits, step.scheduled, grammar)
-            for request, token in zip(sampled.requests, sampled.tokens, strict=True):
+            drafts = step.scheduled.scheduled_spec_decode_tokens
+            sampled = sample_in_rounds(step.for_host, self.host_sampler, self.state.append, Masks(grammar, drafts))
+        for request, tokens in step.on_device:
+            for token in tokens:
                 self.state.append(request, token)
-        for request, token in step.on_device:
-            self.state.append(request, token)
+        if self._drafter is not None:
+            self._follow_up(self._drafter, step.on_device, sampled)
         self.counters.rows_sampled_on_host += len(step.for_host)
         self.counters.rows_sampled_on_device += len(step.on_device)
         output = report(sampled, step.on_device, step.unfinished, step.prompt_logprobs)
         self.counters.step_ended()
         return output
+
+    def _follow_up(
+        self, drafter: Drafter, on_device: Sequence[tuple[LiveRequest, list[int]]], sampled: HostTokens | None
+    ) -> None:
+        on_host = zip(sampled.requests, sampled.tokens, strict=True) if sampled else ()
+        ended = [*on_device, *on_host]
+        drafter.requests = [request for request, _ in ended]
+        kept = self.counters.accepted_drafts
+        for _, tokens in ended:
+            if len(tokens) > 1:
+                kept[len(tokens) - 1] = kept.get(len(tokens) - 1, 0) + 1
 
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> FailedStep:
         self.counters.failed_steps += 1

@@ -10,6 +10,7 @@ Knows vLLM's sampling parameters and sampler. Knows no scheduler, no blocks, no 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.sampling_params import SamplingType
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors, build_logitsprocs
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -31,8 +33,10 @@ from neuronserve.neuron_worker.tgi_rules import TgiRules
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput
     from vllm.v1.outputs import LogprobsLists
+
+_WITHOUT_DRAFTS = SchedulerOutput.make_empty()
 
 
 class Decider:
@@ -72,7 +76,8 @@ class HostSampler:
         model, self._cpu = vllm_config.model_config, torch.device("cpu")
         with set_current_vllm_config(vllm_config):
             self._processors = build_logitsprocs(
-                vllm_config,
+                # Of a configuration with drafts vLLM would drop most of them; ours sees one token after the other.
+                vllm_config if vllm_config.speculative_config is None else _undrafted(vllm_config),
                 self._cpu,
                 is_pin_memory=False,
                 is_pooling_model=False,
@@ -111,15 +116,15 @@ class HostSampler:
         self,
         requests: Sequence[LiveRequest],
         logits: Sequence[Float32],
-        scheduled: SchedulerOutput,
         grammar: GrammarOutput | None,
     ) -> HostSample:
-        """`logits[i]`, [vocabulary], belongs to `requests[i]`; both are left as they are."""
+        """`logits[i]`, [vocabulary], belongs to `requests[i]`; both are left as they are. A grammar's mask has one row
+        per request."""
         self._arrange(requests)
         of_id = {request.id: row for request, row in zip(requests, logits, strict=True)}
         table = torch.from_numpy(np.stack([of_id[id] for id in self._batch.req_ids]))  # [rows, vocabulary], a copy
         if grammar is not None:
-            apply_grammar_bitmask(scheduled, grammar, self._batch, table)
+            apply_grammar_bitmask(_WITHOUT_DRAFTS, grammar, self._batch, table)
         order = [self._members[id] for id in self._batch.req_ids]
         self._sampler.arrange([self._uniform(request) for request in order], _tgi_rows(order))
         drawn = self._sampler(table, self._batch.sampling_metadata)
@@ -143,6 +148,12 @@ class HostSampler:
         if request.params.sampling_type == SamplingType.GREEDY:
             return None
         return self._draws(request.ending, len(request.output))
+
+
+def _undrafted(vllm_config: VllmConfig) -> VllmConfig:
+    plain = copy.copy(vllm_config)
+    plain.speculative_config = None
+    return plain
 
 
 def _tgi_rows(requests: Sequence[LiveRequest]) -> dict[int, TgiRow]:

@@ -24,11 +24,13 @@ from vllm.v1.request import RequestStatus
 
 from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.output import FailedStep, ForgottenCache
+from neuronserve.speculative.verify import real_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 PROMPT_STEPS_IN_A_ROW = 1
 """On a device that cannot mix: prompt steps before running requests get a decode step."""
@@ -48,6 +50,12 @@ class NeuronScheduler(Scheduler):
             self.scheduler_config.long_prefill_token_threshold = min(threshold, config.plan.chunk_tokens)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        output = self._schedule(throttle_prefills)
+        if output.scheduled_spec_decode_tokens:
+            _tell_placeholders(output)
+        return output
+
+    def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
         decodes = [request for request in self.running if not request.is_prefill_chunk]
         prompts = [request for request in self.running if request.is_prefill_chunk]
         if self._capabilities.mixes_prefill_and_decode:
@@ -58,7 +66,7 @@ class NeuronScheduler(Scheduler):
         """Every decode row, and prompt tokens up to what a call takes."""
         self.running = decodes + prompts  # the budget must reach every decode row before a chunk takes its rest
         places = max(0, self._prompts_per_step - len(prompts))
-        with self._limits(self._prompt_tokens_per_step + len(decodes), len(self.running) + places):
+        with self._limits(self._prompt_tokens_per_step + self._num_tokens(decodes), len(self.running) + places):
             return super().schedule(throttle)
 
     def _schedule_apart(self, decodes: list[Request], prompts: list[Request], throttle: bool) -> SchedulerOutput:
@@ -95,6 +103,10 @@ class NeuronScheduler(Scheduler):
         prompts = [request for request in self.running if request.is_prefill_chunk]
         with self._hidden(prompts), self._limits(self.max_num_scheduled_tokens, len(decodes)):
             return super().schedule(throttle)
+
+    def _num_tokens(self, decodes: list[Request]) -> int:
+        drafts = sum([len(request.spec_token_ids) for request in decodes]) if self.num_spec_tokens else 0
+        return len(decodes) + drafts
 
     @contextmanager
     def _limits(self, num_tokens: int, num_active: int) -> Iterator[None]:
@@ -133,6 +145,29 @@ class NeuronScheduler(Scheduler):
         self.reset_prefix_cache()
         _add_endings(outputs, failed)
         return outputs
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: SpecDecodingStats | None,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> SpecDecodingStats | None:
+        """A row of placeholders alone is no draft; vLLM would count one that had no tokens."""
+        if num_draft_tokens == (num_invalid_spec_tokens or {}).get(request_id, 0):
+            return spec_decoding_stats
+        return super().make_spec_decoding_stats(
+            spec_decoding_stats, num_draft_tokens, num_accepted_tokens, num_invalid_spec_tokens, request_id
+        )
+
+
+def _tell_placeholders(output: SchedulerOutput) -> None:
+    """vLLM fills a joining row up with placeholders, and would count them as drafts that were wrong."""
+    drafts = output.scheduled_spec_decode_tokens
+    invalid = {id: len(own) - len(real) for id, own in drafts.items() if (real := real_drafts(own)) is not own}
+    if invalid:
+        output.num_invalid_spec_tokens = invalid
 
 
 def _carry_over(attempt: SchedulerOutput, output: SchedulerOutput) -> None:

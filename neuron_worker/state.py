@@ -10,7 +10,7 @@ Knows vLLM's `SchedulerOutput` and the packer's `Row`. Knows no text, no shapes,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from neuronserve.bucketing.row import Row
 from neuronserve.neuron_worker.device.base import Int32, Want
+from neuronserve.speculative.verify import real_drafts
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -67,11 +68,13 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
-    """A row and whose it is. `ends`: the row reaches its request's last known token, so a new one follows."""
+    """A row and whose it is. `ends`: the row reaches its request's last known token, so new ones follow: one, and one
+    more for each of the `drafts` that turns out right."""
 
     request: LiveRequest
     row: Row
     ends: bool
+    drafts: Sequence[int] = ()
 
 
 class RequestState:
@@ -113,12 +116,16 @@ class RequestState:
         for new in scheduled.scheduled_new_reqs:
             self._join(new)
         self._advance(scheduled.scheduled_cached_reqs)
-        return self._rows(scheduled.num_scheduled_tokens)
+        return self._rows(scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens)
 
     def append(self, request: LiveRequest, token: int) -> None:
         """The token that follows all known ones."""
         self._tokens[request.place, request.num_tokens] = token
         request.output.append(token)
+
+    def known_tokens(self, request: LiveRequest) -> Int32:
+        """Prompt and output of a running request; a view, good until the next step."""
+        return self._tokens[request.place, : request.num_tokens]
 
     def _join(self, new: NewRequestData) -> None:
         if new.prompt_token_ids is None or new.sampling_params is None:
@@ -176,23 +183,28 @@ class RequestState:
             request.place = NO_PLACE
             request.num_blocks = 0
 
-    def _rows(self, num_scheduled: dict[str, int]) -> list[ScheduledRow]:
+    def _rows(self, num_scheduled: dict[str, int], drafts: dict[str, list[int]]) -> list[ScheduledRow]:
         decodes: list[ScheduledRow] = []
         prefills: list[ScheduledRow] = []
         for request_id, count in num_scheduled.items():
             request = self._requests[request_id]
-            scheduled = self._row(request, count)
+            scheduled = self._row(request, count, drafts.get(request_id, ()))
             (decodes if scheduled.row.is_decode else prefills).append(scheduled)
         return decodes + prefills
 
-    def _row(self, request: LiveRequest, count: int) -> ScheduledRow:
-        """A decode row holds exactly the last known token, after the prompt; everything else is a prompt's chunk."""
+    def _row(self, request: LiveRequest, count: int, scheduled_drafts: Sequence[int]) -> ScheduledRow:
+        """A decode row holds exactly the last known token, after the prompt, and its drafts; everything else is a
+        prompt's chunk. Of drafts in `count` placeholders are left out: they could not be right."""
         start, ending = request.num_computed, request.ending
+        count -= len(scheduled_drafts)
         ends = start + count >= request.num_tokens
         is_decode = ends and count == 1 and start >= len(request.prompt)  # a resumed request may bring more
+        drafts = real_drafts(scheduled_drafts) if is_decode and scheduled_drafts else ()
+        if drafts:
+            self._tokens[request.place, start + count : start + count + len(drafts)] = drafts
         scored = request.scores_due and not is_decode
         row = Row(
-            tokens=self._tokens[request.place, start : start + count],
+            tokens=self._tokens[request.place, start : start + count + len(drafts)],
             position=start,
             blocks=self._blocks[request.place, : request.num_blocks],
             is_decode=is_decode,
@@ -201,11 +213,15 @@ class RequestState:
             top_k=ending.top_k,
             top_p=ending.top_p,
             min_p=ending.min_p,
-            uniforms=(self._draw(ending, len(request.output)),) if ends and ending.draws else (),
+            uniforms=self._uniforms(request, 1 + len(drafts)) if ends and ending.draws else (),
             targets=self._targets(request, start, count) if scored else None,
             prompt_logprobs=request.num_prompt_logprobs if scored else 0,
         )
-        return ScheduledRow(request, row, ends)
+        return ScheduledRow(request, row, ends, drafts)
+
+    def _uniforms(self, request: LiveRequest, count: int) -> tuple[float, ...]:
+        first = len(request.output)
+        return tuple([self._draw(request.ending, first + index) for index in range(count)])
 
     def _targets(self, request: LiveRequest, start: int, count: int) -> Int32:
         """The token after each of the chunk's, as long as it is the prompt's; -1: not scored."""

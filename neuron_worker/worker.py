@@ -28,6 +28,7 @@ from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts
 from neuronserve.neuron_worker.device.errors import DeviceLost
 from neuronserve.neuron_worker.device.remote import RemoteDevice
+from neuronserve.neuron_worker.drafter import Drafter
 from neuronserve.neuron_worker.drawing import Draws
 from neuronserve.neuron_worker.idle_watch import IdleWatch
 from neuronserve.neuron_worker.kept_graphs import KeptGraphs, kept_graphs
@@ -38,6 +39,7 @@ from neuronserve.neuron_worker.runner import Runner
 from neuronserve.neuron_worker.sampling import Decider, HostSampler
 from neuronserve.neuron_worker.state import RequestState
 from neuronserve.neuron_worker.warmup import warm_up
+from neuronserve.speculative.proposer import make_proposer
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -165,7 +167,17 @@ class NeuronWorker(WorkerBase):
             host_sampler=host_sampler,
             revival=Revival(self._restart, self.config.device_restarts),
             complain=logger.error,
+            drafter=self._make_drafter(state, host_sampler),
         )
+
+    def _make_drafter(self, state: RequestState, host_sampler: HostSampler) -> Drafter | None:
+        asked = self.config.speculation
+        if asked is None:
+            return None
+        if host_sampler.has_custom_processors:
+            logger.warning("nothing is drafted: logits processors of your own see every token sampled plainly")
+            return None
+        return Drafter(make_proposer(asked), asked.num_tokens, state)
 
     def _restart(self) -> Device:
         """A device in the place of one that was lost, its cache empty."""
@@ -197,7 +209,7 @@ class NeuronWorker(WorkerBase):
             return self.runner.sample(grammar_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        return None
+        return self.runner.take_drafts()
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)

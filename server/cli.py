@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from neuronserve.neuron_worker import doctor, legacy_args, overrides
+from neuronserve.neuron_worker import doctor, legacy_args, overrides, speculation
 from neuronserve.neuron_worker.config import ASKED_KEY, OPTIONS_KEY, ServeRequest, user_options
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
@@ -170,6 +170,7 @@ def _request(options: argparse.Namespace) -> ServeRequest:
         max_num_seqs=asked["max_num_seqs"],
         tensor_parallel_size=asked["tensor_parallel_size"],
         dtype=asked["dtype"],
+        speculation=speculation.planned(asked),
         block_size=options.block_size,
         override=extra.get(overrides.KEY, {}),
         options=user_options(extra),

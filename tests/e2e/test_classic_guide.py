@@ -120,7 +120,7 @@ def test_speculative_script_is_refused_in_one_sentence(smollm2: Path, tmp_path: 
     done = run_script(SPECULATIVE, smollm2, tmp_path)
 
     assert done.returncode == 1
-    assert "speculative decoding is not built yet: leave out --speculative-model" in done.stderr.splitlines()[-1]
+    assert "speculative decoding is not built yet with a draft model" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")

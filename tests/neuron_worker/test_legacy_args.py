@@ -119,25 +119,45 @@ def test_scheduling_that_is_not_asynchronous_passes(value: bool | None) -> None:
         {"speculative_model": "draft", "num_speculative_tokens": 4, "speculative_max_model_len": 128},
         {"speculative_config": {"model": "draft", "num_speculative_tokens": 4}},
         {"spec_model": "draft"},
-        {"spec_method": "ngram"},
+        {"speculative_config": {"method": "eagle3", "model": "ngram-head", "num_speculative_tokens": 4}},
+        {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 4}},
     ],
 )
-def test_speculation_is_refused_until_it_is_built(keywords: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="speculative decoding is not built yet: leave out --speculative-model"):
+def test_what_is_not_built_of_speculation_is_refused(keywords: dict[str, Any]) -> None:
+    refusal = "speculative decoding is not built yet with a draft model or an EAGLE head .*--speculative-model ngram"
+    with pytest.raises(ConfigError, match=refusal):
         translate({**keywords, "use_v2_block_manager": True}, {})
 
 
-def test_speculative_keywords_become_vllms_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legacy_args, "refuse_speculation", lambda: None)
-    keywords = {"speculative_model": "draft", "num_speculative_tokens": 4, "speculative_max_model_len": 128}
-
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"speculative_model": "ngram", "num_speculative_tokens": 4},
+        {"speculative_model": "[ngram]", "num_speculative_tokens": 4},
+        {"speculative_config": {"method": "ngram", "num-speculative-tokens": 4}},
+        {"speculative_config": {"model": "[ngram]"}, "num_speculative_tokens": 4},
+    ],
+)
+def test_prompt_lookup_looks_for_one_to_three_tokens(keywords: dict[str, Any]) -> None:
     translated = translate({**keywords, "use_v2_block_manager": True, "max_num_seqs": 4}, {})
 
-    assert translated == {
-        "max_num_seqs": 4,
-        "additional_config": {},
-        "speculative_config": {"model": "draft", "num_speculative_tokens": 4, "max_model_len": 128},
-    }
+    config = translated["speculative_config"]
+    assert "use_v2_block_manager" not in translated
+    assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (1, 3)
+    assert config["num_speculative_tokens"] == 4
+
+
+def test_prompt_lookup_looks_for_what_was_asked() -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 5}
+
+    assert translate({"speculative_config": given, "max_num_seqs": 1}, {})["speculative_config"] == given
+
+
+def test_a_key_of_speculation_that_nothing_reads_is_refused() -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 2, "disable_padded_drafter_batch": True}
+
+    with pytest.raises(ConfigError, match=r"speculative_config\.disable_padded_drafter_batch: not supported"):
+        translate({"speculative_config": given, "max_num_seqs": 1}, {})
 
 
 def test_a_model_directory_that_is_not_there() -> None:

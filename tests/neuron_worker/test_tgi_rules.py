@@ -149,7 +149,7 @@ def sample(engine: Engine, asked: list[SamplingParams], logits: np.ndarray) -> l
     """Token and reported log-probabilities of each request; all share one batch."""
     sampler = HostSampler(engine.worker.vllm_config, VOCAB_SIZE, Draws(0))
     requests = [live(str(index), params) for index, params in enumerate(asked)]
-    drawn = sampler.sample(requests, list(logits), None, None)  # type: ignore[arg-type]
+    drawn = sampler.sample(requests, list(logits), None)  # type: ignore[arg-type]
     assert drawn.logprobs is not None
     found: dict[str, Reported] = {}
     for index, request in enumerate(drawn.requests):

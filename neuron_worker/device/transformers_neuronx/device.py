@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from .. import environment
 from ..base import (
     Capabilities,
     DecodePart,
@@ -30,7 +29,7 @@ from ..base import (
     StepShape,
 )
 from ..errors import DeviceError, DoesNotFit, UncompiledShape
-from . import checkpoint, sdk
+from . import checkpoint, environment, sdk
 from .build import Blueprint
 from .capabilities import CAPABILITIES
 from .checkpoint import Checkpoint
