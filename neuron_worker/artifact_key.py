@@ -16,9 +16,9 @@ from typing import Any
 from neuronserve.server.cache.key import ArtifactKey
 
 from .config import NeuronConfig
+from .device.environment import compiler_flags
 from .device.errors import DeviceError
 from .device.transformers_neuronx.artifacts import NOT_COMPILED_IN
-from .device.transformers_neuronx.environment import compiler_flags
 from .device.wire import PROTOCOL
 from .errors import ConfigError
 from .machine import Interpreter

@@ -48,6 +48,7 @@ class ServeRequest:
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
+    local_engines: int = 1  # data-parallel ones on this machine
     options: Mapping[str, object] = field(default_factory=dict)
     override: Mapping[str, object] = field(default_factory=dict)
     speculation: Speculation | None = None

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .device.environment import COUNT_KEY, VISIBLE_KEY, cores
 from .device.errors import DeviceError
-from .device.transformers_neuronx.environment import COUNT_KEY, VISIBLE_KEY, cores
 from .errors import ConfigError
 
 CORES_PER_DEVICE = 2
@@ -72,6 +72,7 @@ class Machine:
     instance: str | None = None  # "inf2.xlarge", where the machine says so
     visible_cores: int | None = None  # that this process may use; None: nothing limits or tells it
     visible_by: str = ""  # what says so, for messages
+    named_cores: int | None = None  # that the runtime's variables name, there or not; None: they name none
     sdk: Interpreter | None = None  # where the device would run; not asked without devices
 
     @property
@@ -94,7 +95,7 @@ def look(
 ) -> Machine:
     """The facts. `device_python`: the interpreter the device would run in; None: this one."""
     devices = _devices(root)
-    visible, by = _visible_cores(devices, environ)
+    visible, named, by = _visible_cores(devices, environ)
     return Machine(
         devices=tuple(f"/dev/{path.name}" for path in devices),
         closed_devices=tuple(f"/dev/{path.name}" for path in devices if not os.access(path, os.R_OK | os.W_OK)),
@@ -103,6 +104,7 @@ def look(
         instance=_read(root / _PRODUCT),
         visible_cores=visible,
         visible_by=by,
+        named_cores=named,
         sdk=(ask or ask_interpreter)(device_python) if devices else None,
     )
 
@@ -153,20 +155,20 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _visible_cores(devices: list[Path], environ: Mapping[str, str]) -> tuple[int | None, str]:
-    """(how many, what says so): the devices, and what the runtime's variables leave of them."""
+def _visible_cores(devices: list[Path], environ: Mapping[str, str]) -> tuple[int | None, int | None, str]:
+    """(how many, named, what says so): the devices, and what the runtime's variables leave of them."""
     total = len(devices) * CORES_PER_DEVICE if devices else None
     by = f"{_count(len(devices), 'device')} of {CORES_PER_DEVICE} cores" if devices else ""
     listed, count = (environ.get(key, "").strip() for key in (VISIBLE_KEY, COUNT_KEY))
     if not listed and not count:
-        return total, by
+        return total, None, by
     key, value = (VISIBLE_KEY, listed) if listed else (COUNT_KEY, count)
     try:
         numbers = cores(value) if listed else range(_whole(count))
     except DeviceError as error:
         raise ConfigError(str(error)) from None
     left = len(numbers) if total is None else sum(number < total for number in numbers)
-    return left, f"{key}={value}{f' on {by}' if by else ''}"
+    return left, len(numbers), f"{key}={value}{f' on {by}' if by else ''}"
 
 
 def _whole(text: str) -> int:

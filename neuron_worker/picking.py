@@ -36,6 +36,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 """Backend -> instance families that its library drives."""
 
+TWO_CORES = ("inf2", "trn1", "trn1n")
+"""Families of whose devices the number of cores is known."""
+
 OLDEST_PYTHON = (3, 10)
 DOCTOR = "`neuronserve doctor` shows what was found"
 
@@ -167,6 +170,12 @@ def check_room(config: NeuronConfig, facts: MemoryFacts, machine: Machine) -> No
 
 def _check_cores(config: NeuronConfig, machine: Machine) -> None:
     wanted, visible = config.tensor_parallel_size, machine.visible_cores
+    named, total = machine.named_cores, len(machine.devices) * CORES_PER_DEVICE
+    if machine.devices and machine.family in (None, *TWO_CORES) and named is not None and named > (visible or 0):
+        raise ConfigError(
+            f"{machine.visible_by}: {named} cores are named, {visible} of them are there; name cores of 0-{total - 1}, "
+            "those of another server left out"
+        )
     if visible is None or wanted <= visible:
         return
     fewer = max((n for n in config.capabilities.tensor_parallel_degrees or (visible,) if n <= visible), default=0)

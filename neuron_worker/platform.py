@@ -177,6 +177,7 @@ def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         tensor_parallel_size=vllm_config.parallel_config.tensor_parallel_size,
         dtype=str(model.dtype).removeprefix("torch."),
+        local_engines=vllm_config.parallel_config.data_parallel_size_local,
         block_size=cache.block_size if cache.user_specified_block_size else None,
         options=user_options(extra),
         override=extra.get(overrides.KEY, {}),

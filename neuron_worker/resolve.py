@@ -23,6 +23,7 @@ from . import environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities
+from .device.cpu.library import num_threads as usable_cores
 from .device.errors import DeviceError
 from .device.graph.spec import ModelSpec, read_spec
 from .environment import Environment
@@ -120,7 +121,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         chunked_prefill=chunked,
         prefix_caching=_prefix_caching(request, block_size == length, capabilities, notes),
         sampling=_sampling(values, override, env, capabilities),
-        threads=_optional_int(values["threads"]),
+        threads=_threads(_optional_int(values["threads"]), request.local_engines, capabilities, notes),
         artifacts=_optional_text(values["artifacts"]),
         cache_url=_optional_text(values["cache_url"]),
         require_cached=bool(values["require_cached"]),
@@ -368,6 +369,20 @@ def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
         from neuronserve.server.cache.store import check_url  # loads the file systems
 
         check_url(where.remote_from, where.remote)
+
+
+def _threads(asked: int | None, engines: int, capabilities: Capabilities, notes: list[str]) -> int | None:
+    """Of each engine. None: every core it may use; more threads than cores would make all of them slow."""
+    if asked is not None or engines == 1 or capabilities.on_chip:
+        return asked
+    cores = usable_cores()
+    notes.append(f"threads: {shared(cores, engines)} for each of {engines} engines, which share {cores} cores")
+    return shared(cores, engines)
+
+
+def shared(cores: int, engines: int) -> int:
+    """Cores of each; what is left over is for the servers before them."""
+    return max(1, cores // engines)
 
 
 def _plan(config: NeuronConfig) -> Plan:

@@ -18,9 +18,12 @@ KINDS = ("compiled graphs", "packed weights")
 NAME_DIGITS = 32
 
 
+ABSENT = object()
+
+
 @dataclass(frozen=True)
 class Difference:
-    """One field of two keys, nested fields by their dotted name; None: not there."""
+    """One field of two keys, nested fields by their dotted name; ABSENT where one of them has none of that name."""
 
     field: str
     wanted: object
@@ -75,8 +78,8 @@ class ArtifactKey:
         mine, theirs = dict(_flat(self.to_json())), dict(_flat(other.to_json()))
         order = {each.name: place for place, each in enumerate(fields(self))}
         names = sorted({*mine, *theirs}, key=lambda name: (order[name.partition(".")[0]], name))
-        found = (Difference(name, mine.get(name), theirs.get(name)) for name in names)
-        return tuple(each for each in found if canonical(each.wanted) != canonical(each.found))
+        found = (Difference(name, mine.get(name, ABSENT), theirs.get(name, ABSENT)) for name in names)
+        return tuple(each for each in found if _shown(each.wanted) != _shown(each.found))
 
 
 def canonical(value: object) -> bytes:
@@ -86,11 +89,13 @@ def canonical(value: object) -> bytes:
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
-        if isinstance(value, dict):
+        if value and isinstance(value, dict):
             yield from _flat(value, f"{before}{name}.")
         else:
             yield before + name, value
 
 
 def _shown(value: object) -> str:
-    return "absent" if value is None else json.dumps(value, ensure_ascii=False)
+    if value is ABSENT:
+        return "absent"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from neuronserve.neuron_worker.device import core_claims
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions
 from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
 
@@ -73,3 +75,10 @@ def drive(new_device: Callable[[], Device]) -> Iterator[Callable[..., Driver]]:
     yield start
     for device in devices:
         device.close()
+
+
+@pytest.fixture(autouse=True)
+def no_claimed_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a machine's cores to itself."""
+    monkeypatch.setattr(core_claims, "FOLDER", tmp_path / "cores")
+    monkeypatch.setattr(core_claims, "_held", {})

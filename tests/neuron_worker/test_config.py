@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
+from neuronserve.neuron_worker.device.cpu.library import num_threads as usable_cores
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Machine
-from neuronserve.neuron_worker.resolve import Resolution, resolve, spell_dtype
+from neuronserve.neuron_worker.resolve import Resolution, resolve, shared, spell_dtype
 
 from .tiny_model import tiny_model
 
@@ -408,6 +409,23 @@ def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
     done = resolved(tiny, tensor_parallel_size=32, override={"shard_over_sequence": "True"}, options=CHIP)
 
     assert (done.warnings, done.notes) == ((), ())
+
+
+@pytest.mark.parametrize(("cores", "engines", "each"), [(8, 2, 4), (7, 2, 3), (2, 2, 1), (2, 4, 1), (8, 1, 8)])
+def test_engines_share_the_cores(cores: int, engines: int, each: int) -> None:
+    assert shared(cores, engines) == each
+
+
+def test_data_parallel_engines_say_how_they_share(tiny: str) -> None:
+    each = shared(usable_cores(), 2)
+
+    done = resolved(tiny, local_engines=2)
+
+    assert done.config.threads == each
+    assert done.notes == (f"threads: {each} for each of 2 engines, which share {usable_cores()} cores",)
+    assert resolved(tiny).config.threads is None
+    assert resolved(tiny, local_engines=2, options={"threads": 3}).config.threads == 3
+    assert resolved(tiny, local_engines=2, options=CHIP).config.threads is None
 
 
 def test_the_backend_says_which_models_it_serves(tmp_path: Path) -> None:

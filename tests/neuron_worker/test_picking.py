@@ -10,10 +10,11 @@ import pytest
 
 from neuronserve.neuron_worker.config import ServeRequest
 from neuronserve.neuron_worker.errors import ConfigError
-from neuronserve.neuron_worker.machine import Interpreter, Machine
+from neuronserve.neuron_worker.machine import Interpreter, Machine, look
 from neuronserve.neuron_worker.picking import Asked, check_room, pick
 from neuronserve.neuron_worker.resolve import resolve
 
+from .fake_machine import make_machine
 from .tiny_model import tiny_model
 
 SDK = Interpreter(
@@ -131,6 +132,26 @@ def test_more_cores_than_the_shell_leaves_is_refused_by_its_variable(tmp_path: P
 
     with pytest.raises(ConfigError, match=r"needs 2 cores, 1 are visible \(NEURON_RT_NUM_CORES=1 .*: make 2 cores"):
         room(machine, tmp_path, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "numbers"),
+    [("NEURON_RT_VISIBLE_CORES", "0,1,2-3"), ("NEURON_RT_NUM_CORES", "4")],
+)
+def test_cores_that_are_not_there_are_refused_with_both_numbers(variable: str, numbers: str, tmp_path: Path) -> None:
+    root = make_machine(tmp_path / "machine", 1, instance="inf2.xlarge")
+    here = look({variable: numbers}, None, root, lambda python: SDK)
+
+    with pytest.raises(ConfigError, match=rf"{variable}={numbers} on 1 device of 2 cores: 4 cores are named, 2 of"):
+        room(here, tmp_path / "model", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("numbers", ["0-1", "2-3"])
+def test_two_servers_share_an_instance_by_disjoint_cores(numbers: str, tmp_path: Path) -> None:
+    root = make_machine(tmp_path / "machine", 2, instance="inf2.24xlarge")
+    here = look({"NEURON_RT_VISIBLE_CORES": numbers}, None, root, lambda python: SDK)
+
+    room(here, tmp_path / "model", tensor_parallel_size=2)
 
 
 def test_what_is_visible_is_enough(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from neuronserve.neuron_worker.config import NeuronConfig
+from neuronserve.neuron_worker.device.cpu.library import num_threads as usable_cores
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.platform import SCHEDULER, WORKER, NeuronPlatform
+from neuronserve.neuron_worker.resolve import shared
 
 from .tiny_model import SMOLLM2_HEADS, tiny_model
 
@@ -164,6 +166,10 @@ def test_one_worker_drives_all_cores(tiny: str) -> None:
     assert config.parallel_config.distributed_executor_backend == "uni"
     assert config.scheduler_config.scheduler_cls == SCHEDULER
     assert config.scheduler_config.async_scheduling is False
+
+
+def test_data_parallel_engines_share_the_cores(tiny: str) -> None:
+    assert NeuronConfig.of(configured(tiny, data_parallel_size=2)).threads == shared(usable_cores(), 2)
 
 
 def test_defaults_are_the_devices(tiny: str) -> None:

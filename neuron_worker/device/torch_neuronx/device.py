@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import environment
 from ..base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
 from ..errors import DeviceError, DeviceLost, DoesNotFit, UncompiledShape, UnsupportedModel
 from ..graph.decoder import load_model
@@ -25,7 +26,6 @@ from ..graph.torch_batch import check_tokens, float_type, output_of, sampling_of
 from ..graph.torch_ops import empty_cache
 from ..graph.torch_packer import TorchPacker
 from ..graph.torch_sampling import sampled_tokens
-from ..transformers_neuronx import environment
 from . import sdk
 from .capabilities import CAPABILITIES
 from .step import Caches, CopyGraph, StepGraph, arrays_of, empty_arrays

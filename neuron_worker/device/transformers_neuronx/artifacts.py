@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..environment import compiler_flags
 from ..errors import LoadError
-from .environment import compiler_flags
 
 logger = logging.getLogger(__name__)
 

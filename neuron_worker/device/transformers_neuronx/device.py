@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from .. import environment
 from ..base import (
     Capabilities,
     DecodePart,
@@ -29,7 +30,7 @@ from ..base import (
     StepShape,
 )
 from ..errors import DeviceError, DoesNotFit, UncompiledShape
-from . import checkpoint, environment, sdk
+from . import checkpoint, sdk
 from .build import Blueprint
 from .capabilities import CAPABILITIES
 from .checkpoint import Checkpoint

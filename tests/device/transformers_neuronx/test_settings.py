@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuronserve.neuron_worker.device import environment
 from neuronserve.neuron_worker.device.base import DeviceOptions
 from neuronserve.neuron_worker.device.errors import LoadError, UnsupportedModel
-from neuronserve.neuron_worker.device.transformers_neuronx import checkpoint, environment, neuron_config, sdk
+from neuronserve.neuron_worker.device.transformers_neuronx import checkpoint, neuron_config, sdk
 from neuronserve.neuron_worker.device.transformers_neuronx.device import NeuronxDevice
 
 from .server import Server

@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, MutableMapping
 
-from ..errors import LoadError
+from . import core_claims
+from .errors import LoadError
 
 VISIBLE_KEY = "NEURON_RT_VISIBLE_CORES"
 COUNT_KEY = "NEURON_RT_NUM_CORES"
@@ -58,6 +59,7 @@ def prepare(environ: MutableMapping[str, str], num_cores: int, compiler_cache: s
     count = environ.get(COUNT_KEY, "").strip()
     if visible:
         _check_count(VISIBLE_KEY, visible, len(cores(visible)), num_cores)
+        core_claims.claim(cores(visible), f"{VISIBLE_KEY}={visible}")
     elif count:
         _check_count(COUNT_KEY, count, _whole(COUNT_KEY, count), num_cores)
     else:
@@ -71,6 +73,8 @@ def cores(text: str) -> tuple[int, ...]:
         first, _, last = part.strip().partition("-")
         start = _whole(VISIBLE_KEY, first)
         found += range(start, (_whole(VISIBLE_KEY, last) if last else start) + 1)
+    if (different := len(set(found))) < len(found):
+        raise LoadError(f"{VISIBLE_KEY}={text} names {len(found)} cores, {different} different ones: name each once")
     return tuple(found)
 
 
