@@ -106,6 +106,30 @@ def test_scores_of_a_prompt_are_refused_before_they_end_a_neighbour(engine: Engi
     assert engine.tokens["stays"] == answers.greedy([5, 6, 7], 6, VOCAB_SIZE)
 
 
+def test_a_runtime_that_fails_ends_the_running_requests_and_the_model_is_loaded_again(
+    engine: Engine, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip = import_module(f"{NAME}.chip")
+    before = engine.worker.runner.device
+    for number in range(4):
+        engine.add(f"runs {number}", [5 + number, 6], greedy(20))
+    engine.add("waits", [8, 9], greedy(8))
+    engine.step(8)
+
+    def fail(*args: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("nrt_execute failed: status 5")
+
+    monkeypatch.setattr(chip.Chip, "write_tokens", fail)
+    engine.finish()
+
+    assert engine.reasons.pop("waits") == "length"
+    assert engine.tokens["waits"] == answers.greedy([8, 9], 8, VOCAB_SIZE)
+    assert {name: engine.reasons[f"runs {name}"] for name in range(4)} == dict.fromkeys(range(4), "error")
+    assert engine.tokens_of([5, 6], greedy(20)) == answers.greedy([5, 6], 20, VOCAB_SIZE)
+    assert engine.worker.runner.device is not before
+
+
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
