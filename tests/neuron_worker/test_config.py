@@ -379,7 +379,7 @@ def test_the_device_gets_everything_it_loads_with(tiny: str) -> None:
         tensor_parallel_size=2,
         block_size=32,
         override={"fuse_qkv": True},
-        options={"quantize_head": True, "threads": 1, "sampling": "device", "artifacts": "/somewhere"},
+        options={"quantize_head": True, "threads": 1, "sampling": "device", "require_cached": True},
     ).config
 
     options = config.device_options()
@@ -387,7 +387,7 @@ def test_the_device_gets_everything_it_loads_with(tiny: str) -> None:
     assert (options.max_num_seqs, options.max_model_len, options.block_size) == (4, LENGTH, 32)
     assert (options.dtype, options.quantization, options.quantize_head) == ("bfloat16", "int8", True)
     assert (options.tensor_parallel_size, options.threads, options.neuron_config) == (2, 1, {"fuse_qkv": True})
-    assert (options.sampling, options.artifacts) == ("device", "/somewhere")
+    assert (options.sampling, options.require_artifacts) == ("device", True)
 
 
 # -- on a chip what does not fit is an error
