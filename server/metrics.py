@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 Snapshot = Mapping[str, Any]
 """What one worker counted: `neuron_worker/metrics.py`."""
 
+Snapshots = Mapping[str, Snapshot]
+"""By vLLM's number of the engine."""
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 KEPT_SECONDS = 1.0
 PATIENCE = 5.0
@@ -52,7 +55,7 @@ class MetricsPlugin:
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         state.registry = get_prometheus_registry()
-        state.engines = None if engine_client is None else Engines(engine_client)
+        state.engines = None if engine_client is None else Engines(reader(engine_client))
 
 
 async def metrics(request: Request) -> Response:
@@ -62,44 +65,52 @@ async def metrics(request: Request) -> Response:
     engines: Engines | None = state.engines
     if engines is not None:
         await engines.refresh()
+        snapshots, config = engines.snapshots, state.vllm_config
         if getattr(state, "tgi", None) is not None:
-            families += engine_metrics.families(families, list(engines.snapshots.values()), engines.vllm_config)
-        families += own_families(engines.snapshots, NeuronConfig.of(engines.vllm_config))
+            families += engine_metrics.families(families, list(snapshots.values()), config)
+        families += own_families(snapshots, NeuronConfig.of(config))
     return Response(exposition(families), media_type=CONTENT_TYPE)
 
 
 class Engines:
     """The engines' own counts, read when they are older than a second."""
 
-    def __init__(self, client: EngineClient) -> None:
-        self.vllm_config = client.vllm_config
-        self.snapshots: dict[str, Snapshot] = {}
-        self._core: Any = client.engine_core  # type: ignore[attr-defined]
-        self._read_at = float("-inf")
+    def __init__(self, read: Callable[[], Awaitable[Snapshots]], patience: float = PATIENCE) -> None:
+        self.snapshots: Snapshots = {}
+        self._read, self._patience = read, patience
+        self._read_at = self._asked_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
         if time.monotonic() - self._read_at < KEPT_SECONDS:
             return
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read())
+            self._asked_at = time.monotonic()
+            self._reading = asyncio.create_task(self._keep())
+        # Who comes while an answer is overdue does not wait as long again.
+        await asyncio.wait([self._reading], timeout=max(0.0, self._asked_at + self._patience - time.monotonic()))
+
+    async def _keep(self) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(self._reading), PATIENCE)
-        except TimeoutError:
-            logger.debug("the engine did not tell its counts in %g s", PATIENCE)
+            self.snapshots = await self._read()
+            self._read_at = time.monotonic()
         except Exception as error:  # of an engine that is gone; /health tells of it
             logger.debug("the engine's counts could not be read: %s", error)
 
-    async def _read(self) -> None:
-        # Every engine of a data-parallel server: the public `collective_rpc` answers for the first one alone.
-        answers = await self._core.call_utility_all_async("collective_rpc", "neuronserve_metrics", None, (), None)
-        ranks = self._core.engine_ranks_managed
-        self.snapshots = {str(rank): workers[0] for rank, workers in zip(ranks, answers, strict=True)}
-        self._read_at = time.monotonic()
+
+def reader(client: EngineClient) -> Callable[[], Awaitable[Snapshots]]:
+    """Of every engine of a data-parallel server: the public `collective_rpc` answers for the first one alone."""
+    core: Any = client.engine_core  # type: ignore[attr-defined]
+
+    async def read() -> Snapshots:
+        answers = await core.call_utility_all_async("collective_rpc", "neuronserve_metrics", None, (), None)
+        return {str(rank): workers[0] for rank, workers in zip(core.engine_ranks_managed, answers, strict=True)}
+
+    return read
 
 
-def own_families(snapshots: Mapping[str, Snapshot], config: NeuronConfig) -> Iterator[Metric]:
-    """`neuronserve_*`. `snapshots`: by vLLM's number of the engine."""
+def own_families(snapshots: Snapshots, config: NeuronConfig) -> Iterator[Metric]:
+    """`neuronserve_*`."""
     yield _device_info(config)
     yield _counter("steps", "Engine steps by what was in them", snapshots, ("kind",), _of_kinds("steps"))
     yield _counter("failed_steps", "Steps the device could not compute", snapshots, ("kind",), _of_kinds("failed"))
@@ -127,7 +138,7 @@ def _device_info(config: NeuronConfig) -> Metric:
     return InfoMetricFamily("neuronserve_device", "What computes the model", info)
 
 
-def _counter(name: str, help: str, snapshots: Mapping[str, Snapshot], labels: tuple[str, ...], read: Any) -> Metric:
+def _counter(name: str, help: str, snapshots: Snapshots, labels: tuple[str, ...], read: Any) -> Metric:
     family = CounterMetricFamily(f"neuronserve_{name}", help, labels=("engine", *labels))
     for engine, snapshot in snapshots.items():
         values: Values = read(snapshot)
@@ -136,7 +147,7 @@ def _counter(name: str, help: str, snapshots: Mapping[str, Snapshot], labels: tu
     return family
 
 
-def _gauge(name: str, help: str, snapshots: Mapping[str, Snapshot], key: str) -> Metric:
+def _gauge(name: str, help: str, snapshots: Snapshots, key: str) -> Metric:
     family = GaugeMetricFamily(f"neuronserve_{name}", help, labels=("engine",))
     for engine, snapshot in snapshots.items():
         family.add_metric((engine,), snapshot[key])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, Metric
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
 from neuronserve.neuron_worker.metrics import Counters
 from neuronserve.neuron_worker.resolve import resolve
-from neuronserve.server.metrics import exposition, own_families
+from neuronserve.server.metrics import Engines, Snapshots, exposition, own_families
 from neuronserve.server.tgi import engine_metrics
 from neuronserve.server.tgi.metrics import Recorder, Timings
 
@@ -113,3 +114,55 @@ def test_tgi_s_counters_lose_the_suffix_and_others_keep_it(config: NeuronConfig)
     assert "tgi_request_mean_time_per_token_duration_sum 0.5\n" in text
     assert "# TYPE neuronserve_device_calls_total counter\n" in text
     assert "_created" not in text
+
+
+FIRST: Snapshots = {"0": {"steps": 1}}
+
+
+def test_the_engines_are_asked_once_in_a_second_whoever_scrapes() -> None:
+    asked = 0
+
+    async def read() -> Snapshots:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        return FIRST
+
+    async def scrapes() -> Engines:
+        engines = Engines(read)
+        await asyncio.gather(*(engines.refresh() for _ in range(5)))
+        await engines.refresh()
+        return engines
+
+    engines = asyncio.run(scrapes())
+    assert (asked, engines.snapshots) == (1, FIRST)
+
+
+def test_an_engine_that_is_gone_leaves_what_was_last_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronserve.server.metrics.KEPT_SECONDS", 0.0)
+    answers = iter([FIRST])
+
+    async def read() -> Snapshots:
+        return next(answers)  # the second time: an error
+
+    async def scrapes() -> Engines:
+        engines = Engines(read)
+        await engines.refresh()
+        await engines.refresh()
+        return engines
+
+    assert asyncio.run(scrapes()).snapshots == FIRST
+
+
+def test_a_slow_engine_is_waited_for_in_the_background() -> None:
+    async def scrapes() -> None:
+        answers: asyncio.Future[Snapshots] = asyncio.get_running_loop().create_future()
+        engines = Engines(lambda: answers, patience=0.01)
+        await engines.refresh()
+        assert engines.snapshots == {}
+        answers.set_result(FIRST)
+        await asyncio.sleep(0)  # the answer is read without anybody asking
+        await engines.refresh()
+        assert engines.snapshots == FIRST
+
+    asyncio.run(scrapes())
