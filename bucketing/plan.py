@@ -43,10 +43,9 @@ class PlanRequest:
     context_buckets: tuple[int, ...] | None = None
     token_generation_buckets: tuple[int, ...] | None = None
     decode_width: int = 1  # k+1 when verifying k drafts
-    prompts_per_call: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_model_len", "block_size", "chunk_tokens", "decode_width", "prompts_per_call"):
+        for name in ("max_num_seqs", "max_model_len", "block_size", "chunk_tokens", "decode_width"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadBuckets(f"{name} is {value}; it must be at least 1")
@@ -193,8 +192,7 @@ def make_plan(request: PlanRequest, capabilities: Capabilities) -> Plan:
 
 
 def _prompts_per_call(request: PlanRequest, capabilities: Capabilities) -> int:
-    limits = (request.max_num_seqs, request.prompts_per_call, capabilities.prompts_per_prefill)
-    return min(limit for limit in limits if limit is not None)
+    return min(request.max_num_seqs, capabilities.prompts_per_prefill or request.max_num_seqs)
 
 
 def _row_ladder(request: PlanRequest, capabilities: Capabilities) -> tuple[int, ...]:

@@ -35,7 +35,6 @@ def requests(draw: st.DrawFn, with_buckets: bool = True) -> PlanRequest:
         context_buckets=draw(buckets) if with_buckets else None,
         token_generation_buckets=None if token_buckets is None else (*token_buckets, max_model_len),
         decode_width=draw(st.integers(1, 6)),
-        prompts_per_call=draw(st.none() | st.integers(1, 32)),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,8 @@ from .devices import ALL, BLOCK_CHIP, CHUNKING_CHIP, CPU, SLOT_CHIP
 
 
 def plan_for(device: Capabilities, prompts_per_call: int | None = None) -> Plan:
-    return make_plan(PlanRequest(4, 512, 32, chunk_tokens=64, prompts_per_call=prompts_per_call), device)
+    limited = replace(device, prompts_per_prefill=prompts_per_call or device.prompts_per_prefill)
+    return make_plan(PlanRequest(4, 512, 32, chunk_tokens=64), limited)
 
 
 def row(length: int, position: int = 0, is_decode: bool = False) -> Row:
