@@ -30,8 +30,7 @@ class TgiPlugin:
         if settings is None:
             return
         routes.mount(app)
-        if settings.cors_allow_origin:  # vLLM adds its middleware after this, from the same arguments
-            app.state.args.allowed_origins = list(settings.cors_allow_origin)
+        _allow_origins(app.state.args, settings)
         app.add_middleware(OpenAiCompat, rules_of=_rules)
         if keys := auth.keys(app.state.args.api_key, os.environ):
             app.add_middleware(auth.ApiKey, keys=keys)
@@ -41,6 +40,14 @@ class TgiPlugin:
         if settings is not None and engine_client is not None:
             state.tgi = service.make(engine_client, settings, args, os.environ)
             openai_requests.watch(engine_client, state.tgi.recorder)
+
+
+def _allow_origins(args: Namespace, settings: TgiSettings) -> None:
+    """vLLM adds its middleware after this, from the same arguments. Its own default is no origin, TGI's is any."""
+    if settings.cors_allow_origin:
+        args.allowed_origins = list(settings.cors_allow_origin)
+    elif settings.any_model_name and not args.allowed_origins:
+        args.allowed_origins = ["*"]
 
 
 def _rules(app: FastAPI) -> tuple[Rules, int]:

@@ -34,7 +34,7 @@ class TgiSettings:
     max_client_batch_size: int = 4
     validation_workers: int = 2  # reported only: vLLM tokenizes in its own pool
     payload_limit: int = 2_000_000  # bytes of a request's body
-    cors_allow_origin: tuple[str, ...] = ()  # none: any origin
+    cors_allow_origin: tuple[str, ...] = ()  # none: any where the launcher started the server, else vLLM's choice
     disable_grammar_support: bool = False
     enable_prefill_logprobs: bool = True
     any_model_name: bool = False  # the OpenAI routes take any `model`; the launcher sets it

@@ -116,7 +116,9 @@ class TestWhole:
         assert generate(server, max_new_tokens=8, stop=[middle])["generated_text"] == whole["generated_text"]
 
     def test_the_end_of_text_is_a_token_and_no_text(self, server: Server) -> None:
-        chat = "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"
+        chat = post(server, "/chat_tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json()[
+            "templated_text"
+        ]
         answer = generate(server, chat, max_new_tokens=64, details=True)
         last = answer["details"]["tokens"][-1]
         assert answer["details"]["finish_reason"] == "eos_token"
@@ -317,7 +319,7 @@ class TestTransport:
 
     @pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/vertex", "/chat_tokenize", "/tokenize"])
     def test_another_method(self, server: Server, path: str) -> None:
-        response = httpx.get(f"{server.url}{path}")
+        response = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
         assert (response.status_code, response.content, response.headers["allow"]) == (405, b"", "POST")
 
 
@@ -325,11 +327,11 @@ class TestOthers:
     @pytest.mark.parametrize("path", ["/", "/health", "/ping"])
     @pytest.mark.parametrize("method", ["GET", "HEAD"])
     def test_health(self, server: Server, method: str, path: str) -> None:
-        response = httpx.request(method, f"{server.url}{path}")
+        response = httpx.request(method, f"{server.url}{path}", timeout=PATIENCE)
         assert (response.status_code, response.content) == (200, b"")
 
     def test_info(self, server: Server) -> None:
-        info = httpx.get(f"{server.url}/info").json()
+        info = httpx.get(f"{server.url}/info", timeout=PATIENCE).json()
         assert info.pop("docker_label").startswith("neuronserve-")
         assert info == {
             "model_id": MODEL,
@@ -382,13 +384,8 @@ class TestOthers:
         response = post(server, "/vertex", {"instances": instances})
         assert (response.status_code, response.json()) == (status, body)
 
-    def test_any_origin_may_ask(self, server: Server) -> None:
-        headers = {"origin": "http://somewhere", "access-control-request-method": "POST"}
-        response = httpx.options(f"{server.url}/generate", headers=headers)
-        assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "*")
-
     def test_the_openapi_page_has_our_routes(self, server: Server) -> None:
-        ours = httpx.get(f"{server.url}/api-doc/openapi.json").json()
+        ours = httpx.get(f"{server.url}/api-doc/openapi.json", timeout=PATIENCE).json()
         assert ours["info"]["title"] == "Text Generation Inference"
-        assert set(ours["paths"]) <= set(httpx.get(f"{server.url}/openapi.json").json()["paths"])
-        assert httpx.get(f"{server.url}/docs").status_code == 200
+        assert set(ours["paths"]) <= set(httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE).json()["paths"])
+        assert httpx.get(f"{server.url}/docs", timeout=PATIENCE).status_code == 200
