@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 MARK = "tgi"
 
+_FIRST_LOOK = 512
+"""Tokens sorted at first; seldom are more needed, and sorting a whole vocabulary is slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class TgiRules:
@@ -74,7 +77,16 @@ def keep_typical(weights: Float64, typical_p: float) -> None:
     shares = weights[kept] / weights[kept].sum()
     information = -np.log(shares)
     oddity = np.abs(information - (shares * information).sum())
-    order = np.argsort(oddity, kind="stable")
-    reached = np.cumsum(shares[order])
-    last = min(int((reached < typical_p).sum()), len(order) - 1)
-    weights[kept[oddity > oddity[order[last]]]] = 0
+    weights[kept[oddity > _last_oddity(oddity, shares, typical_p)]] = 0
+
+
+def _last_oddity(oddity: Float64, shares: Float64, typical_p: float) -> float:
+    """Of the token with which the share reaches `typical_p`."""
+    look = min(_FIRST_LOOK, len(oddity))
+    while True:
+        order = np.argpartition(oddity, look - 1)[:look]
+        order = order[np.argsort(oddity[order])]
+        reached = np.cumsum(shares[order])
+        if look == len(oddity) or reached[-1] >= typical_p:
+            return float(oddity[order[min(int((reached < typical_p).sum()), look - 1)]])
+        look = min(8 * look, len(oddity))
