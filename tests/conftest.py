@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="full counts, and the tests marked `full`")
+    parser.addoption("--cases", type=int, default=2000, help="requests that the TGI routes are tried with")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,6 +28,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether the full counts are asked for; a test with a fixed subset reads it."""
     return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def cases(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--cases"))
 
 
 @pytest.fixture(scope="session")

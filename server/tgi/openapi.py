@@ -30,6 +30,19 @@ GENERATES: dict[int | str, dict[str, Any]] = {
 }
 
 
+EVENTS: dict[str, Any] = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
+}
+"""One event of a stream, as OpenAPI describes those; FastAPI would say that it is a text."""
+
+
+def streams() -> dict[str, Any]:
+    """For `openapi_extra`: the answer may be a stream of events."""
+    return {"responses": {"200": {"content": {"text/event-stream": {"schema": dict(EVENTS)}}}}}
+
+
 def request_body(*models: type[BaseModel]) -> dict[str, Any]:
     """For `openapi_extra`. Several models: any of them."""
     schemas = [inlined(model.model_json_schema(by_alias=True)) for model in models]
