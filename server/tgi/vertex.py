@@ -27,10 +27,17 @@ async def predict(service: TgiService, asked: VertexRequest, trace: Mapping[str,
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_one(service, instance, trace)) for instance in asked.instances]
     except ExceptionGroup as several:
-        if several.split(TgiError)[1] is not None:
+        known, unknown = several.split(TgiError)
+        if known is None or unknown is not None:
             raise
-        raise Incomplete from None  # whatever it was: the protocol has no other word here
+        raise _meaning(known) from None
     return VertexResponse(predictions=[task.result() for task in tasks])
+
+
+def _meaning(several: ExceptionGroup[TgiError]) -> TgiError:
+    """What is wrong with the request, where that is it. TGI itself says `Incomplete generation` of everything."""
+    of_the_request = [error for error in several.exceptions if isinstance(error, TgiError) and error.status < 500]
+    return of_the_request[0] if of_the_request else Incomplete()
 
 
 async def _one(service: TgiService, instance: GenerateRequest | ChatRequest, trace: Mapping[str, str] | None) -> str:

@@ -377,7 +377,12 @@ class TestOthers:
         ("instances", "status", "body"),
         [
             ([], 422, {"error": "Input validation error", "error_type": "Input validation error"}),
-            ([{"inputs": ""}], 500, {"error": "Incomplete generation", "error_type": "incomplete_generation"}),
+            # TGI says 500 `Incomplete generation` of whatever is wrong with an instance.
+            (
+                [{"inputs": ""}],
+                422,
+                {"error": "Input validation error: `inputs` cannot be empty", "error_type": "validation"},
+            ),
         ],
     )
     def test_vertex_refused(self, server: Server, instances: Any, status: int, body: Any) -> None:
