@@ -126,7 +126,8 @@ def _apply_launcher_rules(result: Json, rules: Rules) -> None:
     are_texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
     if are_texts and len(prompts) > rules.max_client_batch_size:
         raise BatchSizeExceeded(rules.max_client_batch_size)
-    result.setdefault("max_tokens", None)  # all that the context leaves, where vLLM's default is 16
+    if result.get("max_tokens") is None:  # vLLM makes 16 of it; more than the context leaves it takes as what is left
+        result["max_tokens"] = rules.limits.max_total_tokens
 
 
 def _continue_the_assistant(result: Json) -> None:

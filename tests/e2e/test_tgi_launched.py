@@ -133,8 +133,8 @@ class TestOpenAi:
 
     def test_a_completion_uses_the_whole_context(self, server: Server) -> None:
         body = {"model": "tgi", "prompt": "1 2 3 4 5 6", "temperature": 0}
-        usage = post(server, "/v1/completions", body).json()["usage"]
-        assert usage["completion_tokens"] > 16
+        answer = post(server, "/v1/completions", body).json()
+        assert answer["usage"]["completion_tokens"] > 16
 
     def test_a_reply_is_continued(self, server: Server) -> None:
         messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2, 3,"}]

@@ -118,7 +118,8 @@ def test_any_model_name_where_the_launcher_started_the_server(asked: str | None,
 
 
 def test_completions_of_the_launcher_s_server_use_the_whole_context() -> None:
-    assert rewrite({"prompt": "a"}, LAUNCHER)["max_tokens"] is None
+    assert rewrite({"prompt": "a"}, LAUNCHER)["max_tokens"] == 1024
+    assert rewrite({"prompt": "a", "max_tokens": None}, LAUNCHER)["max_tokens"] == 1024
     assert rewrite({"prompt": "a", "max_tokens": 5}, LAUNCHER)["max_tokens"] == 5
     assert "max_tokens" not in rewrite({"prompt": "a"}, VLLM)
 
