@@ -15,8 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from neuronserve.neuron_worker.checks import joined_late
+from neuronserve.neuron_worker.config import ServeRequest
 from neuronserve.neuron_worker.device.base import Capabilities, Device, DeviceOptions, StepShape, Want
 from neuronserve.neuron_worker.device.errors import DeviceError, LoadError, UncompiledShape
+from neuronserve.neuron_worker.machine import Machine
+from neuronserve.neuron_worker.resolve import resolve
+from neuronserve.neuron_worker.verify import GROUPS, run_groups
 
 from .driver import Driver, Sampling, StepRow, Stream, decode, prefill
 
@@ -64,6 +69,12 @@ class Bench:
     def close(self) -> None:
         for device in self._made:
             device.close()
+
+
+def capabilities_of(place: Place) -> Capabilities:
+    device = place.make()
+    device.close()
+    return device.capabilities
 
 
 @pytest.fixture
@@ -292,6 +303,19 @@ class DeviceConformance:
         [result] = driver.step([decode(stream, 3)])
         assert result.logits is not None
         assert result.logits.argmax(axis=1).tolist() == tokens[-3:]
+
+    # -- what a user runs
+
+    def test_the_checks_of_verify(self, place: Place) -> None:
+        """The same text as `neuronserve verify` runs, so that the two cannot tell different stories."""
+        capabilities = capabilities_of(place)
+        request = ServeRequest(
+            place.model_dir, max_model_len=LONGEST, max_num_seqs=4, options={"backend": capabilities.name}
+        )
+        config = resolve(request, {}, Machine()).config
+        lines = list(run_groups(config, place.model_dir, place.make, GROUPS))
+        assert not [line for line in lines if line.failed]
+        assert "pass" in [line.result for line in lines if line.what == joined_late.__doc__]
 
     # -- sampling
 
