@@ -157,10 +157,16 @@ def _cache(words: Sequence[str]) -> int:
         return 1
 
 
+ASKED_OF_PLAN = (
+    *("model", "quantization", "dtype", "max_num_seqs", "additional_config", "speculative_config"),
+    *("max_model_len", "tensor_parallel_size", "revision", "download_dir"),
+    *legacy_args.ASKED,
+)
+"""Arguments of vLLM that a plan depends on."""
+
+
 def _request(options: argparse.Namespace) -> ServeRequest:
-    names = ("model", "quantization", "dtype", "max_num_seqs", "additional_config", "speculative_config")
-    names += ("max_model_len", "tensor_parallel_size", "revision", "download_dir")
-    asked = legacy_args.translate({name: getattr(options, name) for name in (*names, *legacy_args.ASKED)}, os.environ)
+    asked = legacy_args.translate({name: getattr(options, name) for name in ASKED_OF_PLAN}, os.environ)
     extra: dict[str, Any] = asked["additional_config"]
     if asked.get("quantization"):
         raise ConfigError(f"--quantization {asked['quantization']} is not supported; neuron_quant is, for int8 weights")
