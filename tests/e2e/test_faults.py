@@ -9,7 +9,7 @@ import pytest
 from neuronserve.neuron_worker.engine_end import CLIENTS_ARE_TOLD, LAST_WORDS
 from neuronserve.neuron_worker.vllm_changes import STEP_FAILED
 
-from ..tools.faults import CASES, Answer, Case, FaultyServer, exhaust, faulty_server
+from ..tools.faults import CASES, SHORT, Answer, Case, FaultyServer, exhaust, faulty_server
 
 ALWAYS = ("prefill", "decode", "decode, then the restart's compile")
 """Phases of the kills that are tested without `--full`."""
@@ -24,6 +24,14 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
 def marked(case: Case) -> object:
     is_main = case.fault.startswith("kill") and case.phase in ALWAYS
     return pytest.param(case, id=f"{case.fault} in {case.phase}", marks=() if is_main else pytest.mark.full)
+
+
+def test_a_device_that_dies_idle_is_replaced_before_anybody_asks(faulty: FaultyServer) -> None:
+    """First of its server, so that no other restart is in the log."""
+    faulty.replace_idle_device()
+
+    assert faulty.complete(SHORT) == Answer(200, faulty.good, (), "length")
+    assert faulty.health() == 200
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])

@@ -7,6 +7,8 @@ A round has three clients that run, one that waits for a place, a fault at a pha
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -182,6 +184,19 @@ class FaultyServer:
             assert time.monotonic() < give_up, "no step met the fault"
             time.sleep(0.002)
         return time.monotonic()
+
+    def devices(self) -> list[int]:
+        return [pid for pid in descendants(self.server.process.pid) if _is_device(pid) and is_running(pid)]
+
+    def replace_idle_device(self) -> None:
+        """Kill it while nobody asks for anything, and wait for another one."""
+        killed = self.devices()
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        give_up = time.monotonic() + PATIENCE
+        while "the device was restarted" not in self.server.output or set(self.devices()) & set(killed):
+            assert time.monotonic() < give_up, "the device was not replaced"
+            time.sleep(0.1)
 
     # -- what is held
 
