@@ -1,4 +1,4 @@
-"""How soon /health answers while a crowd comes and leaves: the TGI launcher's server, 200 clients, half of them gone early.
+"""How soon /health answers while a crowd comes and leaves: the TGI server, 200 clients, half of them gone early.
 
     python benchmarks/tgi_health.py [--rounds 3] [--clients 200] [--model DIR]
 
