@@ -21,6 +21,7 @@ from . import environment, instances, options
 from .device import registry
 from .errors import ConfigError
 from .machine import PACKAGES, Ask, Interpreter, Machine, ask_interpreter, look
+from .picking import backend_problem
 from .resolve import picked
 
 SERVER_PACKAGES = ("neuronserve", "vllm", "torch", "transformers", "numpy")
@@ -51,6 +52,8 @@ def examine(
         device, notes = f"{choice.backend}: {choice.why}", (*notes, *choice.notes)
         if device_python is not None and sdk.problem is not None:
             problem = f"device_python={device_python!r} {sdk.problem}; name a Python interpreter, or leave it out"
+        elif registry.capabilities(choice.backend).on_chip:
+            problem = backend_problem(choice.backend, replace(machine, sdk=sdk))  # one asked for by name was not judged
     except ConfigError as error:
         problem = str(error)
         machine = machine if machine.devices else look({}, device_python, root, lambda _: sdk)

@@ -41,6 +41,10 @@ TWO_CORES = ("inf2", "trn1", "trn1n")
 
 OLDEST_PYTHON = (3, 10)
 DOCTOR = "`neuronserve doctor` shows what was found"
+NO_CHIP = (
+    "require_chip: no Neuron device on this machine (no /dev/neuron*): start the container with --device /dev/neuron0 "
+    "(one for each chip) on an Inf2 or Trn1 instance that has the driver, or unset NEURONSERVE_REQUIRE_CHIP"
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,7 @@ def pick(asked: Asked, machine: Machine) -> Pick:
     if machine.devices:
         return _chip(asked, machine)
     if asked.require_chip:
-        raise ConfigError(
-            "require_chip: no Neuron device on this machine (no /dev/neuron*): start the container with "
-            "--device /dev/neuron0 (one for each chip) on an Inf2 or Trn1 instance that has the driver, or unset "
-            "NEURONSERVE_REQUIRE_CHIP"
-        )
+        raise ConfigError(NO_CHIP)
     notes = (f"{environment.FRAMEWORK_KEY} is ignored: no Neuron device on this machine",) if asked.framework else ()
     flag = "--device neuron: " if asked.device_flag else ""
     return Pick("cpu", f"{flag}no Neuron device on this machine; the cpu device computes the same graphs", notes)
@@ -83,12 +83,24 @@ def _by_name(asked: Asked, machine: Machine) -> Pick:
     except DeviceError as error:
         raise ConfigError(f"{error}{near(asked.backend, ('auto', *registry.names()))}") from None
     if on_chip:
-        return Pick(backend, "asked for by name")
+        return _chip_by_name(backend, asked, machine)
     if asked.require_chip:
         raise ConfigError(f"backend={backend}: that is no chip, and require_chip is set; leave one of them out")
     here = "this machine's Neuron device is not used" if machine.devices else "no Neuron device on this machine"
     flag = "--device neuron: " if asked.device_flag else ""
     return Pick(backend, f"{flag}asked for by name, {here}; it computes the same graphs")
+
+
+def _chip_by_name(backend: str, asked: Asked, machine: Machine) -> Pick:
+    """Whether its SDK is there, the SDK itself will say."""
+    if not machine.devices:
+        if asked.require_chip:
+            raise ConfigError(NO_CHIP)
+        missing = f"no Neuron device on this machine (no /dev/neuron*): the {backend} device will look for one"
+        return Pick(backend, "asked for by name", (missing,))
+    if problem := driver_problem(machine):
+        raise ConfigError(problem)
+    return Pick(backend, "asked for by name")
 
 
 def _chip(asked: Asked, machine: Machine) -> Pick:
@@ -171,7 +183,9 @@ def check_room(config: NeuronConfig, facts: MemoryFacts, machine: Machine) -> No
 def _check_cores(config: NeuronConfig, machine: Machine) -> None:
     wanted, visible = config.tensor_parallel_size, machine.visible_cores
     named, total = machine.named_cores, len(machine.devices) * CORES_PER_DEVICE
-    if machine.devices and machine.family in (None, *TWO_CORES) and named is not None and named > (visible or 0):
+    if machine.family not in (None, *TWO_CORES) and named is not None:
+        visible = named  # how many there are is not known: the runtime will say
+    if machine.devices and named is not None and named > (visible or 0):
         raise ConfigError(
             f"{machine.visible_by}: {named} cores are named, {visible} of them are there; name cores of 0-{total - 1}, "
             "those of another server left out"

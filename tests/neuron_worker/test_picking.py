@@ -11,7 +11,7 @@ import pytest
 from neuronserve.neuron_worker.config import ServeRequest
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Interpreter, Machine, look
-from neuronserve.neuron_worker.picking import Asked, check_room, pick
+from neuronserve.neuron_worker.picking import Asked, Pick, check_room, pick
 from neuronserve.neuron_worker.resolve import resolve
 
 from .fake_machine import make_machine
@@ -79,8 +79,21 @@ def test_require_chip_never_falls_back() -> None:
     assert pick(Asked(require_chip=True), INF2).backend == "transformers-neuronx"
 
 
+def test_a_chip_s_backend_by_name_is_held_to_the_chip() -> None:
+    named = Asked(backend="transformers-neuronx", require_chip=True)
+    with pytest.raises(ConfigError, match="require_chip: no Neuron device"):
+        pick(named, Machine())
+    with pytest.raises(ConfigError, match="the Neuron driver is not loaded"):
+        pick(named, replace(INF2, driver=None, driver_missing=True))
+    assert pick(named, INF2) == Pick("transformers-neuronx", "asked for by name")
+
+
 def test_a_backend_by_name_wins_over_what_is_there() -> None:
-    assert pick(Asked(backend="transformers-neuronx"), Machine()).backend == "transformers-neuronx"
+    choice = pick(Asked(backend="transformers-neuronx"), Machine())
+    assert choice.backend == "transformers-neuronx"
+    assert choice.notes == (
+        "no Neuron device on this machine (no /dev/neuron*): the transformers-neuronx device will look for one",
+    )
     choice = pick(Asked(backend="cpu", device_flag=True), INF2)
     assert choice.backend == "cpu"
     assert "this machine's Neuron device is not used" in choice.why
@@ -144,6 +157,13 @@ def test_cores_that_are_not_there_are_refused_with_both_numbers(variable: str, n
 
     with pytest.raises(ConfigError, match=rf"{variable}={numbers} on 1 device of 2 cores: 4 cores are named, 2 of"):
         room(here, tmp_path / "model", tensor_parallel_size=2)
+
+
+def test_cores_of_a_chip_whose_number_is_unknown_are_the_runtimes_affair(tmp_path: Path) -> None:
+    root = make_machine(tmp_path / "machine", 1, instance="trn2.48xlarge")
+    here = look({"NEURON_RT_VISIBLE_CORES": "4"}, None, root, lambda python: SDK)
+
+    room(here, tmp_path / "model", backend="torch-neuronx")
 
 
 @pytest.mark.parametrize("numbers", ["0-1", "2-3"])

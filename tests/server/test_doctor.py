@@ -47,6 +47,15 @@ def test_a_chip_without_an_sdk_is_the_reason_a_server_would_exit_with(tmp_path: 
     assert "nothing: /dev/neuron0 is here, and nothing that can drive it: /usr/bin/python has no" in verdict(found)
 
 
+def test_a_backend_by_name_is_judged_by_its_sdk(tmp_path: Path) -> None:
+    root = make_machine(tmp_path, 1, instance="inf2.xlarge")
+
+    assert diagnosis(root, SDK, backend="transformers-neuronx").is_well
+    without = diagnosis(root, {}, backend="transformers-neuronx")
+    assert not without.is_well
+    assert verdict(without).startswith("  nothing: /usr/bin/python has no transformers-neuronx")
+
+
 def test_placeholders_are_named_in_the_list(tmp_path: Path) -> None:
     found = diagnosis(make_machine(tmp_path, 1), {"torch-neuronx": "1.0", "neuronx-cc": "1.0"})
 
