@@ -81,7 +81,7 @@ dist: install
 lock: install
 	@$(BIN)/python scripts/lock.py
 
-# The images: docker/README.md. `name:version` and `name:latest`, as the documents type them.
+# The images: docs/docker.md. `name:version` and `name:latest`, as the documents type them.
 image = $(DOCKER) build --file docker/$(1).Dockerfile --target $(2) --tag $(3):$(VERSION) --tag $(3):latest $(4) .
 
 neuronx-tgi neuronx-sagemaker neuronx-vllm: neuronx-%:
