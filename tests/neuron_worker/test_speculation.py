@@ -117,6 +117,16 @@ def test_a_chunked_prompt_beside_drafts(fast: Engine) -> None:
     assert fast.tokens["long"] == expected(long, 20)
 
 
+def test_drafts_take_nothing_from_a_chunk(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, options={"chunk_tokens": 16})
+    use(engine, monkeypatch, "right")
+    engine.add("decodes", [5, 6], greedy(30))
+    engine.step(1)
+    engine.add("long", list(range(3, 43)), greedy(2))
+    assert engine.schedules(3) == [{"decodes": 5, "long": 16}, {"decodes": 5, "long": 16}, {"decodes": 5, "long": 8}]
+    engine.finish()
+
+
 def test_a_prefix_hit_on_drafted_text(fast: Engine) -> None:
     """The second request reads blocks in which rejected drafts once stood."""
     prompt = [(7 * i) % 60 + 3 for i in range(30)]

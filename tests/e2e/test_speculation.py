@@ -1,0 +1,68 @@
+"""A server that looks drafts up in the prompt, through OpenAI's client: the same answers, and what /metrics counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ..tools.prompts import read_prompts
+from ..tools.reference import Reference
+from ..tools.server import PATIENCE, VLLM, Server, free_port
+from .conftest import FLAGS, MODEL
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port = free_port()
+    command = [VLLM, "serve", str(smollm2), "--port", str(port), *FLAGS, "--dtype", "float32"]
+    command += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
+    server = Server(command, port, tmp_path_factory.mktemp("speculation") / "log")
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+
+def test_answers_are_transformers_and_drafts_are_counted(
+    client: openai.OpenAI, server: Server, smollm2: Path, reference: Reference
+) -> None:
+    prompts = [prompt.tokens for prompt in read_prompts(smollm2)[:40:8]]
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    answer = client.completions.create(model=MODEL, prompt=prompts, max_tokens=24, temperature=0, extra_body=extra)
+    tokens = [choice.model_extra["token_ids"] for choice in answer.choices]  # type: ignore[index]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 24 * len(prompts)
+    reference.check(zip(prompts, tokens, strict=True))
+    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
+    accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    assert 0 < accepted <= drafted
+    # Every token is an accepted draft or the one that each step gives a row, drafts or none.
+    assert server.metric("vllm:spec_decode_num_drafts_total") <= answer.usage.completion_tokens - accepted
+    by_position = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    assert by_position == accepted
+
+
+def test_a_stop_string_ends_a_streamed_answer(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": "one two three four one two three four one two", "temperature": 0}
+    whole = client.completions.create(max_tokens=30, **asked).choices[0].text
+    stop = whole.split()[6]
+    stream = client.completions.create(max_tokens=30, stop=[stop], stream=True, **asked)
+    text = "".join(chunk.choices[0].text for chunk in stream)
+    assert text == whole[: whole.index(stop)]
+
+
+def test_what_vllm_refuses_with_drafts_is_a_400(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2, "temperature": 1, "min_p": 0.1}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    assert answer.status_code == 400
+    assert "not yet supported with speculative decoding" in answer.text
