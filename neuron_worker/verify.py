@@ -4,7 +4,8 @@
 
 The device is the one a server would use with these options (`picking`), on a model of the user's or on a tiny random
 one. Contract and exactness run where the server would run the device; faults always in another process, because one
-has to die. Imports neither vLLM nor, by itself, torch.
+has to die. On a chip that is `device_python`'s or none: a process keeps its cores until it ends. Imports neither vLLM
+nor, by itself, torch.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def _lines(resolution: Resolution, model_dir: str) -> Iterator[Line]:
         return RemoteDevice(config.backend, config.device_python or sys.executable)
 
     yield from run_groups(config, model_dir, here, GROUPS)
-    yield from run_groups(config, model_dir, elsewhere, [("faults", checks.FAULTS)])
+    if config.capabilities.on_chip and config.device_python is None:
+        yield from _skipped("faults", checks.FAULTS, "this process keeps the cores; name a device_python")
+    else:
+        yield from run_groups(config, model_dir, elsewhere, [("faults", checks.FAULTS)])
 
 
 def run_groups(
@@ -153,7 +157,16 @@ def _one(group: str, check: Check, bench: Bench) -> Line:
         result = f"skip: {why}"
     except (checks.Failed, DeviceError, BucketError) as error:
         result = f"FAIL: {' '.join(str(error).split())}"
-    return Line(group, " ".join((check.__doc__ or check.__name__).split()), result, time.perf_counter() - began)
+    return Line(group, _words(check), result, time.perf_counter() - began)
+
+
+def _skipped(group: str, members: Sequence[Check], why: str) -> Iterator[Line]:
+    for check in members:
+        yield Line(group, _words(check), f"skip: {why}", 0.0)
+
+
+def _words(check: Check) -> str:
+    return " ".join((check.__doc__ or check.__name__).split())
 
 
 def _prompts(vocab_size: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch, Ste
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.verify import Asked, Verdict, verify
 from neuronserve.server.cli import main
+
+FAKES = str(Path(__file__).resolve().parents[1] / "fakes")
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,38 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "| faults | killed in a step, restarted | pass |" in printed.out
     assert printed.out.rstrip().endswith("20 passed, 0 skipped, 0 failed")
     assert "exactness: joined late, in a full batch: pass" in printed.err
+
+
+@pytest.fixture
+def chip_s_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The stand-in for the classic library; the folder it lies in."""
+    monkeypatch.syspath_prepend(FAKES)
+    yield FAKES
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_neuronx"]:
+        del sys.modules[name]
+
+
+def test_a_chip_in_this_process_is_not_asked_to_die(chip_s_library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
+
+    verdict = verify(Asked({"backend": "transformers-neuronx"}), {})
+
+    assert verdict.passed, verdict.text
+    faults = [result for (group, _), result in rows(verdict).items() if group == "faults"]
+    assert faults == ["skip: this process keeps the cores; name a device_python"] * 3
+
+
+def test_a_chip_in_an_interpreter_of_its_own_is(chip_s_library: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{chip_s_library}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+
+    verdict = verify(Asked({"backend": "transformers-neuronx", "device_python": str(python)}), {})
+
+    assert verdict.passed, verdict.text
+    faults = [result for (group, _), result in rows(verdict).items() if group == "faults"]
+    assert faults == ["pass"] * len(faults)
+    assert len(faults) == 4  # it comes up, and three checks
 
 
 def test_sizes_in_the_shell_are_a_servers_affair() -> None:
