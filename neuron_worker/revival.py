@@ -49,7 +49,9 @@ class Revival:
                 return self._restart()
             except DeviceError as error:
                 reason = str(error)
-                logger.error("attempt %d of %d to restart the device failed: %s", self._used, self._attempts, reason)
+            except Exception as error:  # the machine's, such as no memory or no file descriptors left: it may pass
+                reason = f"{type(error).__name__}: {error}"
+            logger.error("attempt %d of %d to restart the device failed: %s", self._used, self._attempts, reason)
         message = (
             f"the device was lost and {self._attempts} attempts to restart it in a row brought no working step: the "
             f"server ends. The last reason: {reason}"

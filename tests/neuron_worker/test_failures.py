@@ -116,3 +116,17 @@ def test_steps_that_never_work_use_the_attempts_up_and_one_that_does_gives_them_
     revival.revive("gone")
     with pytest.raises(EngineGivesUp, match="The last reason: died in every step"):
         revival.revive("died in every step")
+
+
+def test_what_the_machine_lacks_for_a_moment_is_tried_again() -> None:
+    failures = [OSError("too many open files"), MemoryError("of the host")]
+
+    def restart() -> ArithmeticDevice:
+        if failures:
+            raise failures.pop(0)
+        return ArithmeticDevice()
+
+    assert isinstance(Revival(restart, 3, pause=lambda _: None).revive("gone"), ArithmeticDevice)
+    failures += [OSError("too many open files")] * 2
+    with pytest.raises(EngineGivesUp, match="The last reason: OSError: too many open files"):
+        Revival(restart, 2, pause=lambda _: None).revive("gone")
