@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -26,6 +27,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(built: Path) -> Path:
     (wheel,) = built.glob("*.whl")
     return wheel
+
+
+def test_the_sdist_has_what_make_and_the_tests_read(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("docker", "docs", "examples", "scripts", "benchmarks", "tests/data")
+    files = [path for folder in folders for path in (ROOT / folder).iterdir() if path.is_file()]
+    wanted = {"Makefile", ".ci/run", ".dockerignore", *(str(path.relative_to(ROOT)) for path in files)}
+
+    assert wanted - inside == set()
 
 
 def names(wheel: Path) -> set[str]:
