@@ -173,6 +173,11 @@ def test_flags_about_splitting_where_prompts_go_whole(tiny: str, asked: dict[str
     assert note.startswith(start)
 
 
+def said_of_options(done: Any) -> list[str]:
+    """Its notes, but for the one that says that this machine has no chip."""
+    return [note for note in done.notes if "no /dev/neuron*" not in note]
+
+
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
@@ -184,7 +189,7 @@ def test_flags_about_splitting_where_prompts_go_whole(tiny: str, asked: dict[str
     ],
 )
 def test_an_option_without_effect_is_one_line(tiny: str, options: dict[str, Any], asked: dict[str, Any]) -> None:
-    [note] = resolved(tiny, options=options, **asked).notes
+    [note] = said_of_options(resolved(tiny, options=options, **asked))
 
     assert note.startswith(next(iter(options)))
     assert "has no effect" in note
@@ -408,7 +413,7 @@ def test_a_chip_refuses_a_combination_the_library_refuses(tiny: str) -> None:
 def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
     done = resolved(tiny, tensor_parallel_size=32, override={"shard_over_sequence": "True"}, options=CHIP)
 
-    assert (done.warnings, done.notes) == ((), ())
+    assert (list(done.warnings), said_of_options(done)) == ([], [])
 
 
 @pytest.mark.parametrize(("cores", "engines", "each"), [(8, 2, 4), (7, 2, 3), (2, 2, 1), (2, 4, 1), (8, 1, 8)])
