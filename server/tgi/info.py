@@ -10,10 +10,11 @@ from .validation import Limits
 
 ROUTER = "text-generation-router"
 PROTOCOL = "3.3.6-dev0"
-"""The router whose protocol this is; clients read it as TGI's version. Ours is in `docker_label`."""
+"""The router whose protocol this is; clients read it as TGI's version. Ours is in `docker_label`, and behind it the device,
+where the label of TGI's own images names their platform."""
 
 
-def info(settings: TgiSettings, limits: Limits) -> Info:
+def info(settings: TgiSettings, limits: Limits, device: str) -> Info:
     return Info(
         model_id=settings.model_id or "",
         model_sha=settings.model_sha,
@@ -28,5 +29,5 @@ def info(settings: TgiSettings, limits: Limits) -> Info:
         router=ROUTER,
         version=PROTOCOL,
         sha=None,
-        docker_label=f"neuronserve-{importlib.metadata.version('neuronserve')}",
+        docker_label=f"neuronserve-{importlib.metadata.version('neuronserve')}-{device}",
     )

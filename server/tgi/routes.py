@@ -13,6 +13,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
+from neuronserve.neuron_worker.config import NeuronConfig
+
 from . import body, dispatch, errors, info, parsing, respond, tokenize, vertex
 from .errors import ClientLeft, TgiError, TransportError
 from .generate import Clock
@@ -175,7 +177,8 @@ async def vertex_predict(request: Request) -> Response:
 async def get_info(request: Request) -> Response:
     """The model, and the limits of requests."""
     service = service_of(request)
-    return JSONResponse(info.info(service.settings, service.limits).model_dump())
+    device = NeuronConfig.of(service.engine.vllm_config).backend
+    return JSONResponse(info.info(service.settings, service.limits, device).model_dump())
 
 
 _HEALTH: dict[int | str, dict[str, Any]] = {

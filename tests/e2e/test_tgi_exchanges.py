@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -332,7 +333,7 @@ class TestOthers:
 
     def test_info(self, server: Server) -> None:
         info = httpx.get(f"{server.url}/info", timeout=PATIENCE).json()
-        assert info.pop("docker_label").startswith("neuronserve-")
+        assert re.fullmatch(r"neuronserve-[\d.]+-cpu", info.pop("docker_label"))
         assert info == {
             "model_id": MODEL,
             "model_sha": None,
