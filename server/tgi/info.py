@@ -10,8 +10,8 @@ from .validation import Limits
 
 ROUTER = "text-generation-router"
 PROTOCOL = "3.3.6-dev0"
-"""The router whose protocol this is; clients read it as TGI's version. Ours is in `docker_label`, and behind it the device,
-where the label of TGI's own images names their platform."""
+"""The router whose protocol this is; clients read it as TGI's version. Ours is in `docker_label`, and behind it the
+device, where the label of TGI's own images names their platform."""
 
 
 def info(settings: TgiSettings, limits: Limits, device: str) -> Info:
