@@ -1,14 +1,15 @@
 """vLLM's /v1/chat/completions and /v1/completions for clients that were written against TGI's.
 
 TGI's spellings are turned into OpenAI's before vLLM reads the body; a body that needs nothing passes byte for byte.
-What a server of TGI's launcher also promises (any model name, TGI's limits and defaults) applies where
-`any_model_name` is set, so that `vllm serve` keeps vLLM's own answers.
+What a server of TGI's launcher also promises (any model name, TGI's limits and defaults, a place among
+`max_concurrent_requests`) applies where `any_model_name` is set, so that `vllm serve` keeps vLLM's own answers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import body, errors
+from .admission import Admission
 from .dispatch import replayed
 from .errors import TgiError, ToolError, TransportError
 from .schemas import Grammar
@@ -53,6 +55,20 @@ class Rules:
     limits: Limits
     as_launcher: bool = False
     max_client_batch_size: int = 4
+    admission: Admission | None = None  # None: vLLM's own queue is the only limit
+
+
+def num_answers(asked: Json) -> int:
+    """Places that a body needs, as the TGI routes count them; 0 where it asks for no answer."""
+    if "messages" not in asked and "prompt" not in asked:
+        return 0
+    each = n if type(n := asked.get("n")) is int and n > 0 else 1
+    return each * (1 if "messages" in asked else _num_prompts(asked["prompt"]))
+
+
+def _num_prompts(prompt: Any) -> int:
+    """A list of numbers is one prompt."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
 def rewrite(asked: Json, rules: Rules) -> Json:
@@ -150,22 +166,30 @@ class OpenAiCompat:
         if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in PATHS:
             return await self._app(scope, receive, send)
         rules, limit = self._rules_of(scope["app"])
-        try:
-            raw = await body.read_bytes(Request(scope, receive), limit)
-            changed = self._changed(raw, rules)
-        except (TgiError, TransportError) as error:
-            return await errors.response(error)(scope, receive, send)
-        return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)
+        with ExitStack() as held:
+            try:
+                raw = await body.read_bytes(Request(scope, receive), limit)
+                asked = _asked(raw)
+                changed = raw if asked is None else _changed(raw, asked, rules)
+                if rules.admission is not None and asked is not None:
+                    held.enter_context(rules.admission.admit(num_answers(asked)))
+            except (TgiError, TransportError) as error:
+                return await errors.response(error)(scope, receive, send)
+            return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)
 
-    def _changed(self, raw: bytes, rules: Rules) -> bytes:
-        try:
-            asked = json.loads(raw)
-        except (ValueError, RecursionError):
-            return raw  # the route says what is wrong with it
-        if not isinstance(asked, dict) or "inputs" in asked:
-            return raw
-        result = rewrite(asked, rules)
-        return raw if result == asked else json.dumps(result).encode()
+
+def _asked(raw: bytes) -> Json | None:
+    """None: the route says what is wrong with it, or it is a TGI route's, which does all this itself."""
+    try:
+        asked = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return asked if isinstance(asked, dict) and "inputs" not in asked else None
+
+
+def _changed(raw: bytes, asked: Json, rules: Rules) -> bytes:
+    result = rewrite(asked, rules)
+    return raw if result == asked else json.dumps(result).encode()
 
 
 def _path(scope: Scope) -> str:

@@ -55,7 +55,8 @@ def _rules(app: FastAPI) -> tuple[Rules, int]:
     tgi: service.TgiService = app.state.tgi
     settings = tgi.settings
     names = tuple(model.name for model in app.state.openai_serving_models.base_model_paths)
-    rules = Rules(names, tgi.limits, settings.any_model_name, settings.max_client_batch_size)
+    admission = tgi.admission if settings.any_model_name else None
+    rules = Rules(names, tgi.limits, settings.any_model_name, settings.max_client_batch_size, admission)
     return rules, settings.payload_limit if settings.any_model_name else sys.maxsize
 
 

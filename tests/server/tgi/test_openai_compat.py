@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from neuronserve.server.tgi.admission import Admission
 from neuronserve.server.tgi.errors import TgiError
-from neuronserve.server.tgi.openai_compat import Rules, rewrite
+from neuronserve.server.tgi.openai_compat import OpenAiCompat, Rules, num_answers, rewrite
 from neuronserve.server.tgi.validation import Limits
 
 LIMITS = Limits(2, 4, 5, 1023, 1024)
@@ -129,3 +134,66 @@ def test_an_unfinished_message_of_the_assistant_s_is_continued() -> None:
     result = rewrite(body, LAUNCHER)
     assert (result["add_generation_prompt"], result["continue_final_message"]) == (False, True)
     assert "continue_final_message" not in rewrite({"messages": ASKED}, LAUNCHER)
+
+
+@pytest.mark.parametrize(
+    ("body", "places"),
+    [
+        ({"messages": ASKED}, 1),
+        ({"messages": ASKED, "n": 2}, 2),
+        ({"messages": ASKED, "n": None}, 1),
+        ({"prompt": "a"}, 1),
+        ({"prompt": ["a", "b"]}, 2),
+        ({"prompt": ["a", "b"], "n": 2}, 4),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": [], "n": "x"}, 1),
+        ({"requestType": "NEW_SESSION"}, 0),
+    ],
+)
+def test_the_places_of_a_body(body: dict[str, Any], places: int) -> None:
+    assert num_answers(body) == places
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/invocations"])
+@pytest.mark.parametrize(("admission", "expected"), [(Admission(2), [200, 200, 429]), (None, [200, 200, 200])])
+def test_a_full_house(path: str, admission: Admission | None, expected: list[int]) -> None:
+    """Who finds no place is told at once, in TGI's words; the places come back. `vllm serve` has no such limit."""
+    rules = Rules(("served",), LIMITS, as_launcher=admission is not None, admission=admission)
+    body = {"messages": ASKED} if path == "/v1/chat/completions" else {"prompt": "a"}
+
+    async def run() -> list[httpx.Response]:
+        inside = 0
+        answer_now = asyncio.Event()
+
+        async def route(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal inside
+            inside += 1
+            await answer_now.wait()
+            await Response()(scope, receive, send)
+
+        middleware = OpenAiCompat(route, lambda _: (rules, 1000))
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await middleware({**scope, "app": None}, receive, send)
+
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+
+            async def ask() -> httpx.Response:
+                return await client.post(path, json=body)
+
+            first = [asyncio.create_task(ask()) for _ in range(2)]
+            while inside < 2 and not any(one.done() for one in first):
+                await asyncio.sleep(0)
+            last = asyncio.create_task(ask())
+            while not last.done() and inside < 3:
+                await asyncio.sleep(0)
+            answer_now.set()
+            return [*await asyncio.gather(*first), await last]
+
+    answers = asyncio.run(run())
+    assert [answer.status_code for answer in answers] == expected
+    if admission is not None:
+        assert answers[-1].json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+        assert admission.num_free == 2
