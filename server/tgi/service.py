@@ -98,7 +98,6 @@ class TgiService:
 def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: Mapping[str, str]) -> TgiService:
     config = engine.vllm_config
     neuron = NeuronConfig.of(config)
-    admission.share(settings.max_concurrent_requests, config.parallel_config._api_process_count)
     names = args.served_model_name or [args.model]
     settings = settings.deduced(model_id=names[0], max_model_len=config.model_config.max_model_len)
     limits = Limits.of(settings)
