@@ -1,7 +1,8 @@
 """What every image runs: choose the user, then become the server. Standard library alone.
 
     entrypoint.py tgi        ARGUMENTS…   text-generation-launcher ARGUMENTS…
-    entrypoint.py sagemaker  ARGUMENTS…   text-generation-launcher serve ARGUMENTS…, on SageMaker's port
+    entrypoint.py sagemaker  ARGUMENTS…   text-generation-launcher serve ARGUMENTS…, on SageMaker's port; so does
+                                          `entrypoint.py tgi serve`, which is how that platform runs an image
     entrypoint.py vllm       ARGUMENTS…   vllm serve ARGUMENTS…
 
 Containers start as root, because the documented `docker run` lines need what only root has on some hosts: a port below
@@ -46,6 +47,11 @@ ROLES = {
     ),
     "vllm": Role(("vllm", "serve"), ("--port",), 8000),
 }
+
+
+def role_of(words: Sequence[str]) -> str:
+    """SageMaker runs whichever image it is given with the word `serve`, and asks at its own port."""
+    return "sagemaker" if list(words[:2]) == ["tgi", "serve"] else words[0]
 
 
 def command_line(role: str, arguments: Sequence[str]) -> list[str]:
@@ -153,7 +159,7 @@ def say(line: str) -> None:
 def main(words: Sequence[str]) -> None:
     if not words or words[0] not in ROLES:
         raise SystemExit(f"entrypoint: the first argument is one of {', '.join(ROLES)}; given: {' '.join(words[:1])!r}")
-    role = words[0]
+    role = role_of(words)
     command = command_line(role, words[1:])
     port = listening_port(role, command, os.environ)
     PORT_FILE.write_text(f"{port}\n")

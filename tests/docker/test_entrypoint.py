@@ -37,6 +37,26 @@ def test_command_line(role: str, arguments: Sequence[str], becomes: list[str]) -
 
 
 @pytest.mark.parametrize(
+    ("words", "role"),
+    [
+        (["tgi", "--model-id", "serve"], "tgi"),
+        (["tgi", "serve"], "sagemaker"),
+        (["tgi"], "tgi"),
+        (["sagemaker", "serve"], "sagemaker"),
+        (["vllm", "serve", "m"], "vllm"),
+    ],
+)
+def test_the_role(words: Sequence[str], role: str) -> None:
+    """The word of SageMaker is meant for it in the image for hosts, too, whose PORT is another."""
+    assert entrypoint.role_of(words) == role
+    assert entrypoint.listening_port(role, entrypoint.command_line(role, words[1:]), {"PORT": "80"}) == {
+        "tgi": 80,
+        "sagemaker": 8080,
+        "vllm": 8000,
+    }.get(role)
+
+
+@pytest.mark.parametrize(
     ("role", "arguments", "environ", "port"),
     [
         ("tgi", [], {"PORT": "80"}, 80),
