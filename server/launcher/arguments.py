@@ -134,6 +134,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         quantization,
         variables=("QUANTIZE", "HF_MODEL_QUANTIZE", "QUANTIZATION"),
     ),
+    _argument("speculate", "Most drafted tokens of a step, looked up in the prompt; 0 is none.", natural),
     _argument("tokenizer_config_path", "A tokenizer_config.json whose chat template is used."),
     _argument(
         "huggingface_hub_cache",
@@ -223,7 +224,6 @@ ARGUMENTS: tuple[Argument, ...] = (
              harmless=(False,)),
     _refused("num_shard", "Sharding is not supported. HF_NUM_CORES says how many cores work as one", natural,
              harmless=(1,)),
-    _refused("speculate", "speculative decoding is not built yet: leave it out", natural, harmless=(0,)),
     _refused("kv_cache_dtype", "the cache is never stored as fp8: leave it out"),
     _refused("rope_scaling", "write `rope_scaling` into the model's config.json, which is what is read"),
     _refused("rope_factor", "write `rope_scaling` into the model's config.json, which is what is read", number),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neuronserve.neuron_worker import speculation
 from neuronserve.neuron_worker.config import ServeRequest
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.resolve import resolve
@@ -22,8 +23,14 @@ from .hostname import bind_address
 LEVELS = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR", "off": "CRITICAL"}
 """TGI's levels, the most talkative first -> vLLM's."""
 
-ENGINE_FLAGS = {"--max-model-len": TOTAL, "--max-num-seqs": BATCH, "--tensor-parallel-size": CORES, "--dtype": "dtype"}
-"""Flag of `vllm serve` -> the setting it is made from."""
+ENGINE_FLAGS = {
+    "--max-model-len": TOTAL,
+    "--max-num-seqs": BATCH,
+    "--tensor-parallel-size": CORES,
+    "--dtype": "dtype",
+    "speculative_config": "speculate",
+}
+"""Flag of `vllm serve`, as its errors spell it -> the setting it is made from."""
 
 _METHODS = ["GET", "POST"]
 _HEADERS = ["content-type", "authorization"]
@@ -47,6 +54,7 @@ class Command:
 
 def look(settings: Settings, environ: Mapping[str, str]) -> Device:
     """The device's own numbers, and its refusals, before anything is started."""
+    drafts = _drafts(settings)
     request = ServeRequest(
         model_dir=settings.model.directory,
         max_model_len=settings.number(LENGTH),
@@ -54,6 +62,7 @@ def look(settings: Settings, environ: Mapping[str, str]) -> Device:
         tensor_parallel_size=settings.number(CORES) or 1,
         dtype=str(settings.value("dtype")),
         options=_quantization(settings),
+        speculation=speculation.planned({"speculative_config": drafts and speculation.spelled_out(drafts)}),
     )
     try:
         resolution = resolve(request, environ)
@@ -78,6 +87,8 @@ def command(settings: Settings, device: Device, environ: Mapping[str, str], extr
         ours["chunk_tokens"] = chunk
     words = ["serve", str(settings.value("model_id")), "--host", host, "--port", str(settings.value("port"))]
     words += _engine_words(settings)
+    if drafts := _drafts(settings):
+        words += ["--speculative-config", json.dumps(drafts["speculative_config"])]
     words += ["--additional-config", json.dumps({"neuronserve": ours})]
     words += ["--shutdown-timeout", str(settings.value("graceful_termination_timeout"))]
     words += _cors_words(settings)
@@ -134,6 +145,12 @@ def _cors_words(settings: Settings) -> list[str]:
 def _quantization(settings: Settings) -> dict[str, Any]:
     asked = settings.value("quantize")
     return {} if asked is None else {"quantization": asked}
+
+
+def _drafts(settings: Settings) -> dict[str, Any]:
+    """Keywords of the server: what TGI does for a model without heads of its own, n-grams."""
+    asked = settings.number("speculate")
+    return {"speculative_config": {"method": "ngram", "num_speculative_tokens": asked}} if asked else {}
 
 
 def _chunk(settings: Settings, device: Device) -> tuple[int | None, str | None]:

@@ -77,7 +77,6 @@ SHORT = ("-p", "-e", "-g")
 REFUSED = {
     "--sharded true": "Sharding is not supported.",
     "--num-shard 2": "Sharding is not supported.",
-    "--speculate 2": "speculative decoding is not built yet",
     "--kv-cache-dtype fp8_e5m2": "the cache is never stored as fp8",
     "--rope-scaling dynamic": "write `rope_scaling` into the model's config.json",
     "--rope-factor 2.0": "write `rope_scaling` into the model's config.json",

@@ -85,6 +85,13 @@ def test_int8(method: str) -> None:
     assert ours(made(f"--quantize {method}"))["quantization"] == "int8"
 
 
+def test_drafts_are_looked_up_in_the_prompt() -> None:
+    drafts = json.loads(words(made("--speculate 2"))["--speculative-config"])
+    assert drafts == {"method": "ngram", "num_speculative_tokens": 2}
+    assert "--speculative-config" not in made("--speculate 0").argv
+    assert "--speculative-config" not in made().argv
+
+
 def test_the_rest() -> None:
     found = made(
         "--graceful-termination-timeout 5 --cors-allow-origin https://a.example --disable-grammar-support "
@@ -176,6 +183,14 @@ def test_the_device_is_asked_before_anything_starts(tmp_path: Path) -> None:
     assert found.name == "cpu"
     assert found.chunk_tokens
     assert found.max_num_seqs > 1
+
+
+def test_a_device_without_prompt_lookup_refuses_it_in_the_launcher_s_words(tmp_path: Path) -> None:
+    model = look_at_model(tiny_model(tmp_path), None, None)
+    settings = settle(read([], {"SPECULATE": "2"}), model=model)
+    assert look(settings, {}).name == "cpu"
+    with pytest.raises(ConfigError, match=r"^speculative_config \(here SPECULATE\): the transformers-neuronx device"):
+        look(settings, {"NEURONSERVE_BACKEND": "transformers-neuronx"})
 
 
 def test_what_the_device_refuses_is_refused_here(tmp_path: Path) -> None:
