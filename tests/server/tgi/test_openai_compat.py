@@ -177,7 +177,7 @@ def test_a_full_house(path: str, admission: Admission | None, expected: list[int
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await middleware({**scope, "app": None}, receive, send)
 
-        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
 
             async def ask() -> httpx.Response:
