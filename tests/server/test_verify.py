@@ -18,6 +18,7 @@ from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch, Ste
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.verify import Asked, Verdict, verify
 from neuronserve.server.cli import main
+from tests.tools.bare_python import python_that_finds
 
 FAKES = str(Path(__file__).resolve().parents[1] / "fakes")
 
@@ -84,11 +85,9 @@ def test_a_chip_in_this_process_is_not_asked_to_die(chip_s_library: str, monkeyp
 
 
 def test_a_chip_in_an_interpreter_of_its_own_is(chip_s_library: str, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{chip_s_library}" exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    python = python_that_finds(chip_s_library, tmp_path)
 
-    verdict = verify(Asked({"backend": "transformers-neuronx", "device_python": str(python)}), {})
+    verdict = verify(Asked({"backend": "transformers-neuronx", "device_python": python}), {})
 
     assert verdict.passed, verdict.text
     faults = [result for (group, _), result in rows(verdict).items() if group == "faults"]

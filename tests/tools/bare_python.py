@@ -28,6 +28,14 @@ def bare_python(directory: Path) -> str:
     return str(directory / "bin" / "python")
 
 
+def python_that_finds(packages: str, directory: Path) -> str:
+    """This interpreter, with a folder of packages of its own: what an SDK's environment is to a server."""
+    script = directory / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}" exec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
 def _link(packages: Path, target: Path) -> None:
     if target.exists():
         (packages / target.name).symlink_to(target)

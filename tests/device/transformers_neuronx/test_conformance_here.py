@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Capabilities, DeviceOptions
 from neuronserve.neuron_worker.device.transformers_neuronx.device import NeuronxDevice
 
+from ...tools.bare_python import python_that_finds
 from ..conformance import LONGEST, Bench, DeviceConformance, Place
+from .conftest import FAKES
 
 
 class SlotBench(Bench):
@@ -29,6 +33,12 @@ def bench(place: Place) -> Iterator[Bench]:
 
 
 class TestTransformersNeuronx(DeviceConformance):
-    @pytest.fixture
-    def place(self, library: ModuleType, model_dir: Callable[..., str]) -> Place:
-        return Place(lambda: NeuronxDevice(environ={}), model_dir(vocab_size=100, max_position_embeddings=LONGEST))
+    @pytest.fixture(params=["here", pytest.param("remote", marks=pytest.mark.full)])
+    def place(
+        self, request: pytest.FixtureRequest, library: ModuleType, model_dir: Callable[..., str], tmp_path: Path
+    ) -> Place:
+        model = model_dir(vocab_size=100, max_position_embeddings=LONGEST)
+        if request.param == "here":
+            return Place(lambda: NeuronxDevice(environ={}), model)
+        python = python_that_finds(FAKES, tmp_path)
+        return Place(lambda: registry.create("transformers-neuronx", python), model)

@@ -14,6 +14,7 @@ from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device
 from neuronserve.neuron_worker.device.errors import LoadError
 
+from ...tools.bare_python import python_that_finds
 from .conftest import FAKES
 from .server import VOCABULARY, Server
 
@@ -21,10 +22,7 @@ from .server import VOCABULARY, Server
 @pytest.fixture
 def sdk_python(tmp_path: Path) -> str:
     """An interpreter that finds the stand-in."""
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="{FAKES}" exec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    return str(script)
+    return python_that_finds(FAKES, tmp_path)
 
 
 @pytest.fixture
