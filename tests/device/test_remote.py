@@ -24,6 +24,7 @@ from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost, UncompiledShape
 from neuronserve.neuron_worker.device.host_process import environment, find_python
 from neuronserve.neuron_worker.device.remote import Deadlines, RemoteDevice
+from neuronserve.neuron_worker.device.wire import PROTOCOL
 
 from .driver import Driver, Stream, decode, prefill
 
@@ -297,7 +298,7 @@ def test_a_backends_defect_is_one_steps_error(world: World, logged: list[str]) -
 
 def test_another_protocol_is_refused_by_both_numbers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_PROTOCOL", "99")
-    with pytest.raises(DeviceError, match="the server speaks protocol 1, the device's process 99"):
+    with pytest.raises(DeviceError, match=f"the server speaks protocol {PROTOCOL}, the device's process 99"):
         world.start()
 
 
