@@ -11,10 +11,11 @@ Knows rows and shapes. Knows nothing of text, tokenizers or HTTP, nor why the pl
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
     from neuronserve.neuron_worker.revival import Revival
     from neuronserve.neuron_worker.sampling import HostSampler
     from neuronserve.neuron_worker.state import LiveRequest, RequestState, ScheduledRow
+
+logger = logging.getLogger(__name__)
+
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -136,7 +142,8 @@ class Runner:
         if self._lost is not None:
             self.device, self._lost = self._revival.revive(self._lost), None
         if scheduled.kv_cache_block_copies:
-            self.device.copy_blocks([(c.src_block_id, c.dst_block_id) for c in scheduled.kv_cache_block_copies])
+            pairs = [(c.src_block_id, c.dst_block_id) for c in scheduled.kv_cache_block_copies]
+            _on_device(self.device.copy_blocks, pairs)
         step = ComputedStep(scheduled)
         owners = iter(rows)  # calls keep the order of the rows
         calls = split([scheduled_row.row for scheduled_row in rows], self.plan)
@@ -149,7 +156,7 @@ class Runner:
     def _call(self, rows: Sequence[Row]) -> list[RowOutput]:
         demand = demand_of(rows)
         shape = self.plan.choose(demand)
-        output = self.device.run(self.packer.pack(rows, shape))
+        output = _on_device(self.device.run, self.packer.pack(rows, shape))
         self.padding.add(shape, demand)
         self.counters.device_calls += 1
         self.counters.device_seconds += output.device_seconds
@@ -216,3 +223,15 @@ class Runner:
             else:
                 counters.prompt_tokens += len(scheduled.row.tokens)
         counters.step_seconds += time.perf_counter() - began
+
+
+def _on_device(verb: Callable[[Given], Answer], given: Given) -> Answer:
+    """A backend's defect in this process ends a step, as one in another process does, and not the engine. What the
+    device holds after it is anybody's guess: it is loaded anew."""
+    try:
+        return verb(given)
+    except DeviceError:
+        raise
+    except Exception as error:
+        logger.exception("a defect of the device's backend")  # the log has where
+        raise DeviceLost(f"the device's backend failed: {type(error).__name__}: {error}") from error

@@ -10,6 +10,7 @@ import pytest
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
 from neuronserve.neuron_worker.revival import EngineGivesUp, Revival
+from neuronserve.neuron_worker.runner import _on_device
 
 from .engine import Engine, expected, fail_loads, greedy, note_pauses
 
@@ -21,7 +22,7 @@ def engine(request: pytest.FixtureRequest, make_engine: Callable[..., Engine]) -
     return make_engine(options={"backend": request.param}, max_num_seqs=2)
 
 
-def fail_once(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: DeviceError) -> None:
+def fail_once(engine: Engine, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The next call of the device raises; the ones after it do not."""
 
     def run(device: ArithmeticDevice, batch: Any) -> Any:
@@ -71,6 +72,30 @@ def test_a_lost_device_is_replaced(make_engine: Callable[..., Engine], monkeypat
 
     assert engine.tokens_of([3, 4], greedy(3)) == expected([3, 4], 3)
     assert engine.worker.runner.device is not before
+
+
+def test_a_backends_defect_in_this_process_ends_the_step_and_the_model_is_loaded_anew(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = engine.worker.runner.device
+    engine.add("a", PROMPT, greedy(20))
+    engine.add("b", [3, 4], greedy(20))
+    engine.add("waits", [5, 6], greedy(8))
+    engine.step(5)
+    fail_once(engine, monkeypatch, ValueError("a register fell off"))
+    engine.finish()
+
+    assert engine.reasons == {"a": "error", "b": "error", "waits": "length"}
+    assert engine.tokens["waits"] == expected([5, 6], 8)
+    assert engine.worker.runner.device is not before
+
+
+def test_a_backends_defect_while_copying_blocks_is_a_lost_device() -> None:
+    def copy_blocks(pairs: list[tuple[int, int]]) -> None:
+        raise IndexError(f"no block {pairs[0][1]}")
+
+    with pytest.raises(DeviceLost, match="the device's backend failed: IndexError: no block 7"):
+        _on_device(copy_blocks, [(1, 7)])
 
 
 def test_requests_wait_while_a_restart_is_tried_again(
