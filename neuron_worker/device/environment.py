@@ -52,7 +52,7 @@ def compiler_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def prepare(environ: MutableMapping[str, str], num_cores: int, compiler_cache: str | None = None) -> None:
     """Refuse what cannot be served, and claim as many cores as the model is spread over."""
-    _refuse_several_machines(environ)
+    refuse_several_machines(environ)
     if compiler_cache is not None:
         environ.setdefault(COMPILER_CACHE_KEY, compiler_cache)
     visible = environ.get(VISIBLE_KEY, "").strip()
@@ -70,17 +70,26 @@ def cores(text: str) -> tuple[int, ...]:
     """The cores that "0-3,8" lists."""
     found: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        start = _whole(VISIBLE_KEY, first)
-        found += range(start, (_whole(VISIBLE_KEY, last) if last else start) + 1)
+        first, last = _range(text, part.strip())
+        found += range(first, last + 1)
     if (different := len(set(found))) < len(found):
         raise LoadError(f"{VISIBLE_KEY}={text} names {len(found)} cores, {different} different ones: name each once")
     return tuple(found)
 
 
+def _range(text: str, part: str) -> tuple[int, int]:
+    first, dash, last = (word.strip() for word in part.partition("-"))
+    if not first.isdigit() or (dash and not last.isdigit()):
+        raise LoadError(f"{VISIBLE_KEY}={text!r}: {part!r} is no core and no range; give cores such as 0-3 or 0,1")
+    ends = int(first), int(last if dash else first)
+    if ends[1] < ends[0]:
+        raise LoadError(f"{VISIBLE_KEY}={text!r}: {part!r} ends before it starts; write {ends[1]}-{ends[0]}")
+    return ends
+
+
 def _whole(key: str, text: str) -> int:
     if not text.strip().isdigit():
-        raise LoadError(f"{key}={text!r} is no number of a core; give cores such as 0-3 or 0,1")
+        raise LoadError(f"{key}={text!r} is no number of cores; give one such as 2")
     return int(text)
 
 
@@ -92,13 +101,17 @@ def _check_count(key: str, value: str, available: int, wanted: int) -> None:
         )
 
 
-def _refuse_several_machines(environ: Mapping[str, str]) -> None:
-    found = [
+def for_several_machines(environ: Mapping[str, str]) -> list[str]:
+    """Variables, with their values, that ask for a server over several machines."""
+    return [
         f"{name}={environ[name]}"
         for name, alone in _ALONE.items()
         if environ.get(name, "").strip().lower() not in alone
     ]
-    if found:
+
+
+def refuse_several_machines(environ: Mapping[str, str]) -> None:
+    if found := for_several_machines(environ):
         raise LoadError(
             f"{', '.join(found)}: a model over several machines is not supported; unset these, and start one server "
             "on each machine"

@@ -196,7 +196,7 @@ class TestEnvironment:
                 r"VISIBLE_CORES=0-1 leaves 2 cores, --tensor-parallel-size is 4",
             ),
             ({"NEURON_RT_NUM_CORES": "2"}, r"NEURON_RT_NUM_CORES=2 leaves 2 cores"),
-            ({"NEURON_RT_VISIBLE_CORES": "all"}, r"NEURON_RT_VISIBLE_CORES='all' is no number"),
+            ({"NEURON_RT_VISIBLE_CORES": "all"}, r"NEURON_RT_VISIBLE_CORES='all': 'all' is no core"),
             (
                 {"NEURON_RANK_ID": "1", "NEURON_LOCAL_TP": "32"},
                 r"NEURON_RANK_ID=1, NEURON_LOCAL_TP=32: .*several",
