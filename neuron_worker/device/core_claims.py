@@ -8,6 +8,7 @@ temporary files does: not across containers.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from .errors import LoadError
+
+logger = logging.getLogger(__name__)
 
 FOLDER = Path(tempfile.gettempdir()) / "neuronserve-cores"
 
@@ -29,8 +32,12 @@ def claim(cores: Iterable[int], said_by: str) -> None:
         try:
             FOLDER.mkdir(mode=0o1777, exist_ok=True)
             file = (FOLDER / str(core)).open("a+")
-        except OSError:
-            return  # another user's, or nowhere to write: the runtime will say it
+        except OSError as error:  # another user's folder, or nowhere to write: the runtime will say it
+            logger.warning(
+                "%s: whether another server uses these cores is not checked, claims cannot be written (%s)",
+                *(said_by, error),
+            )
+            return
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -53,12 +53,31 @@ def test_a_server_may_load_again() -> None:
         environment.prepare({"NEURON_RT_VISIBLE_CORES": "0-1"}, 2)
 
 
-def test_where_no_claim_can_be_written_the_runtime_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_claim_can_be_written_the_runtime_decides_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(core_claims, "FOLDER", tmp_path / "file" / "cores")
+    logged: list[str] = []
+    monkeypatch.setattr(core_claims.logger, "warning", lambda line, *values: logged.append(line % values))
     environment.prepare({"NEURON_RT_VISIBLE_CORES": "0-1"}, 2)
+
+    [line] = logged
+    assert line.startswith("NEURON_RT_VISIBLE_CORES=0-1: whether another server uses these cores is not checked")
+    assert str(core_claims.FOLDER) in line
 
 
 def test_a_core_named_twice_is_refused_with_both_numbers() -> None:
     with pytest.raises(LoadError, match=r"NEURON_RT_VISIBLE_CORES=0-1,1 names 3 cores, 2 different ones"):
         environment.prepare({"NEURON_RT_VISIBLE_CORES": "0-1,1"}, 2)
+
+
+@pytest.mark.parametrize("half", ["0-", "-1", "0,,1", "0-1-2"])
+def test_half_a_range_of_cores_is_refused(half: str) -> None:
+    with pytest.raises(LoadError, match=rf"CORES='{half}': .* is no core and no range; give cores such as 0-3"):
+        environment.prepare({"NEURON_RT_VISIBLE_CORES": half}, 1)
+
+
+def test_a_range_of_cores_that_runs_backwards_is_refused() -> None:
+    with pytest.raises(LoadError, match=r"NEURON_RT_VISIBLE_CORES='0,3-1': '3-1' ends before it starts; write 1-3"):
+        environment.prepare({"NEURON_RT_VISIBLE_CORES": "0,3-1"}, 1)
