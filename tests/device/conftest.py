@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from neuronserve.neuron_worker.device import core_claims
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions
+from neuronserve.neuron_worker.device.cpu import device as native
 from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
 
 from .driver import Driver
 from .models import LONGEST, Reference, make
 
 BACKENDS = ("torch", "cpu")
-NATIVE = "neuronserve.neuron_worker.device.cpu.device"
 
 
 @pytest.fixture(params=BACKENDS)
@@ -25,9 +23,6 @@ def new_device(request: pytest.FixtureRequest) -> Callable[[], Device]:
     """Makes a device of the backend under test."""
     if request.param == "torch":
         return TorchDevice
-    if find_spec(NATIVE) is None:
-        pytest.skip("there is no native device yet")
-    native = import_module(NATIVE)
     return lambda: native.create(native.CAPABILITIES)
 
 
