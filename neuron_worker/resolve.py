@@ -24,6 +24,7 @@ from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities
 from .device.cpu.library import num_threads as usable_cores
+from .device.environment import SEVERAL_MACHINES, for_several_machines
 from .device.errors import DeviceError
 from .device.graph.spec import ModelSpec, read_spec
 from .environment import Environment
@@ -134,6 +135,7 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
     )
     plan = _plan(config)
     notes += _without_effect(config)
+    notes += _several_machines(config, environ)
     _check_cache(config, environ)
     _check_override(config, spec, notes, warnings)
     if export is not None:
@@ -357,6 +359,16 @@ def _without_effect(config: NeuronConfig) -> list[str]:
     return [f"{key} has no effect: {why}" for given, key, why in rules if given]
 
 
+def _several_machines(config: NeuronConfig, environ: Mapping[str, str]) -> list[str]:
+    """Refused before vLLM starts on a chip, which would refuse them once it loads; elsewhere one line."""
+    found = for_several_machines(environ)
+    if found and config.capabilities.on_chip:
+        raise ConfigError(SEVERAL_MACHINES.format(", ".join(found)))
+    return (
+        [f"{', '.join(found)}: no effect, the {config.backend} device computes on this machine alone"] if found else []
+    )
+
+
 def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
     """Refuse a URL that nothing reads, and a start that could only fail."""
     if not config.capabilities.saves_graphs:
@@ -393,8 +405,12 @@ def _plan(config: NeuronConfig) -> Plan:
 
 
 def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], warnings: list[str]) -> None:
-    """The library's own rules: an error on a chip, one warning elsewhere."""
+    """The backend's own rules, then the library's: an error on a chip, one warning elsewhere."""
     capabilities = config.capabilities
+    try:
+        registry.refuse_settings(config.backend, config.overrides, config.max_num_seqs)
+    except DeviceError as error:
+        raise ConfigError(str(error)) from None
     around = overrides.Surroundings(
         architecture=spec.architecture,
         num_heads=spec.num_heads,

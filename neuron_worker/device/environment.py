@@ -32,6 +32,10 @@ _ALONE = {
 }
 """Variables of a server over several machines, and their values on one."""
 
+SEVERAL_MACHINES = (
+    "{}: a model over several machines is not supported; unset these, and start one server on each machine"
+)
+
 
 def compiler_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What of NEURON_CC_FLAGS decides a compiled graph."""
@@ -52,7 +56,7 @@ def compiler_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def prepare(environ: MutableMapping[str, str], num_cores: int, compiler_cache: str | None = None) -> None:
     """Refuse what cannot be served, and claim as many cores as the model is spread over."""
-    refuse_several_machines(environ)
+    _refuse_several_machines(environ)
     if compiler_cache is not None:
         environ.setdefault(COMPILER_CACHE_KEY, compiler_cache)
     visible = environ.get(VISIBLE_KEY, "").strip()
@@ -110,9 +114,6 @@ def for_several_machines(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def refuse_several_machines(environ: Mapping[str, str]) -> None:
+def _refuse_several_machines(environ: Mapping[str, str]) -> None:
     if found := for_several_machines(environ):
-        raise LoadError(
-            f"{', '.join(found)}: a model over several machines is not supported; unset these, and start one server "
-            "on each machine"
-        )
+        raise LoadError(SEVERAL_MACHINES.format(", ".join(found)))

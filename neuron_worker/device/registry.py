@@ -1,12 +1,15 @@
 """Backends by name. Asking for one imports it; listing them imports nothing.
 
-`capabilities(name)` is what planning needs and never imports torch or an SDK; `create(name)` makes the device.
+`capabilities(name)` is what planning needs, `refuse_settings(name, ...)` what it must not promise; neither ever
+imports torch or an SDK. `create(name)` makes the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from .base import Capabilities, Device
 from .errors import DeviceError
@@ -21,6 +24,7 @@ class _Backend:
     module: str  # relative to this package; imported on first use
     capabilities: str  # name of a `Capabilities` in it
     factory: str  # name of a callable in it: Capabilities -> Device
+    settings: str | None = None  # module whose `refuse` knows the NeuronConfig fields that the backend does not serve
 
 
 _BACKENDS = {
@@ -28,8 +32,10 @@ _BACKENDS = {
     "cpu-torch": _Backend(".graph.torch_device", "CAPABILITIES", "TorchDevice"),
     "arithmetic": _Backend(".arithmetic", "CAPABILITIES", "ArithmeticDevice"),
     "arithmetic-slots": _Backend(".arithmetic", "SLOT_CAPABILITIES", "ArithmeticDevice"),
-    "transformers-neuronx": _Backend(".transformers_neuronx.capabilities", "CAPABILITIES", "create"),
-    "torch-neuronx": _Backend(".torch_neuronx.capabilities", "CAPABILITIES", "create"),
+    "transformers-neuronx": _Backend(
+        ".transformers_neuronx.capabilities", "CAPABILITIES", "create", ".transformers_neuronx.settings"
+    ),
+    "torch-neuronx": _Backend(".torch_neuronx.capabilities", "CAPABILITIES", "create", ".torch_neuronx.settings"),
 }
 
 DEFAULT = "cpu"
@@ -52,6 +58,14 @@ def capabilities(name: str) -> Capabilities:
     backend = _backend(name)
     found: Capabilities = getattr(_import(name, backend), backend.capabilities)
     return found
+
+
+def refuse_settings(name: str, given: Mapping[str, Any], max_num_seqs: int) -> None:
+    """`LoadError`, as `load` would raise it, for fields of NeuronConfig that the backend does not serve."""
+    backend = _backend(name)
+    if backend.settings is not None:
+        refuse: Callable[[Mapping[str, Any], int], None] = import_module(backend.settings, __package__).refuse
+        refuse(given, max_num_seqs)
 
 
 def create(name: str, device_python: str | None = None, step_seconds: float | None = None) -> Device:

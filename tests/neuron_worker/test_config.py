@@ -416,6 +416,47 @@ def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
     assert (list(done.warnings), said_of_options(done)) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            {"output_all_logits": True},
+            r"override_neuron_config\.output_all_logits=True is not served: a prompt answers",
+        ),
+        ({"cache_layout": "BSH"}, r"override_neuron_config\.cache_layout='BSH' is not served"),
+        ({"is_eagle_draft": True}, r"override_neuron_config\.is_eagle_draft=True is not served: the draft decides it"),
+        ({"continuous_batching": {"max_num_seqs": 4, "optimized_paged_attention": True}}, r"paged cache is not served"),
+        ({"on_device_generation": {"dynamic": False}}, r"dynamic and per_batch_line must be true"),
+    ],
+)
+def test_a_setting_that_the_backend_does_not_drive_is_refused_before_it_loads(
+    tiny: str, override: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(tiny, override=override, options=CHIP)
+
+
+def test_the_other_backend_of_a_chip_has_none_of_the_librarys_settings(tiny: str) -> None:
+    with pytest.raises(ConfigError, match="override_neuron_config: fuse_qkv are settings of transformers-neuronx"):
+        resolved(tiny, override={"fuse_qkv": True}, options={"backend": "torch-neuronx"})
+
+
+MULTI_NODE = {"NEURON_RANK_ID": "1", "CPU_COMM_ID": "10.0.0.1:8989", "NEURON_PP_STAGES": "1"}
+
+
+@pytest.mark.parametrize("backend", ["transformers-neuronx", "torch-neuronx"])
+def test_a_chip_refuses_several_machines_by_name_before_it_loads(tiny: str, backend: str) -> None:
+    with pytest.raises(ConfigError, match=r"^NEURON_RANK_ID=1, CPU_COMM_ID=10\.0\.0\.1:8989: .* not supported; unset"):
+        resolved(tiny, MULTI_NODE, options={"backend": backend})
+
+
+def test_several_machines_are_one_line_off_the_chip(tiny: str) -> None:
+    [note] = resolved(tiny, MULTI_NODE, options={"backend": "cpu"}).notes
+
+    assert note.startswith("NEURON_RANK_ID=1, CPU_COMM_ID=10.0.0.1:8989: no effect, the cpu device")
+    assert resolved(tiny, {"NEURON_RANK_ID": "0"}, options={"backend": "cpu"}).notes == ()
+
+
 @pytest.mark.parametrize(("cores", "engines", "each"), [(8, 2, 4), (7, 2, 3), (2, 2, 1), (2, 4, 1), (8, 1, 8)])
 def test_engines_share_the_cores(cores: int, engines: int, each: int) -> None:
     assert shared(cores, engines) == each

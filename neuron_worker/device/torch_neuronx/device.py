@@ -26,7 +26,7 @@ from ..graph.torch_batch import check_tokens, float_type, output_of, sampling_of
 from ..graph.torch_ops import empty_cache
 from ..graph.torch_packer import TorchPacker
 from ..graph.torch_sampling import sampled_tokens
-from . import sdk
+from . import sdk, settings
 from .capabilities import CAPABILITIES
 from .step import Caches, CopyGraph, StepGraph, arrays_of, empty_arrays
 from .weights import Weights
@@ -159,12 +159,7 @@ def _refuse(options: DeviceOptions, draft_dir: str | None) -> None:
             "require_cached: the torch-neuronx backend's graphs are compiled by the SDK, which cannot be told not to; "
             "leave it out"
         )
-    if options.neuron_config:
-        names = ", ".join(sorted(options.neuron_config))
-        raise UnsupportedModel(
-            f"override_neuron_config: {names} are settings of transformers-neuronx, and the torch-neuronx backend has "
-            "none of them; leave them out"
-        )
+    settings.refuse(options.neuron_config, options.max_num_seqs)
 
 
 def _facts(spec: ModelSpec, options: DeviceOptions, num_bytes: int, compiler: sdk.Compiler) -> ModelFacts:

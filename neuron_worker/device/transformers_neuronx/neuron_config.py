@@ -12,11 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ..base import DeviceOptions
-from ..errors import LoadError
+from . import settings
 from .capabilities import CANDIDATES
 from .sdk import Sdk
 
-KEY = "override_neuron_config"
 AMPS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 QUANT_DTYPES = {"int8": "s8", "f8e4m3fn": "f8e4m3fn"}
 
@@ -37,15 +36,6 @@ _ROLES: dict[Role, Values] = {
     "eagle_target": {"on_device_embedding": True, "is_eagle_target": True},
     "eagle_draft": {"on_device_embedding": True, "is_eagle_draft": True, "has_pre_attention_norm": False},
 }
-_NOT_DRIVEN: Mapping[str, tuple[object, str]] = {
-    "cache_layout": ("SBH", "its other layout lays prompts end to end and takes one bucket"),
-    "padding_side": ("right", "sequences of a batch have lengths of their own"),
-    "output_all_logits": (False, "a prompt answers with the logits of its last token"),
-    "log_softmax_scores": (False, "logits are returned as they are"),
-    "is_eagle_target": (False, "the draft decides it"),
-    "is_eagle_draft": (False, "the draft decides it"),
-}
-"""Fields that change how the library is called, the one value that is served, and why."""
 
 
 def samples_on_device(options: DeviceOptions) -> bool:
@@ -64,7 +54,7 @@ def weight_tiling_obstacle(hidden_size: int) -> str | None:
 def values(options: DeviceOptions, hidden_size: int, role: Role = "alone", layout: str = "BSH") -> Values:
     """Every field that is set, as plain data. A draft has the defaults alone, as the classic server's has."""
     given = {} if role in ("draft", "eagle_draft") else dict(options.neuron_config)
-    _refuse(given, options.max_num_seqs)
+    settings.refuse(given, options.max_num_seqs)
     merged: Values = {"attention_layout": layout, "collectives_layout": layout, "fuse_qkv": True, **_ROLES[role]}
     merged["continuous_batching"] = {"max_num_seqs": options.max_num_seqs}
     if options.quantization is not None and role == "alone":
@@ -92,21 +82,6 @@ def _generation(num_slots: int) -> Values:
         "temperature": [1.0] * num_slots,
         "top_p_min_tokens": [1] * num_slots,
     }
-
-
-def _refuse(given: Mapping[str, Any], num_slots: int) -> None:
-    for name, (served, why) in _NOT_DRIVEN.items():
-        if name in given and given[name] != served:
-            raise LoadError(f"{KEY}.{name}={given[name]!r} is not served: {why}; leave it out")
-    batching = given.get("continuous_batching", {})
-    for name in ("optimized_paged_attention", "enable_chunked_prefill"):
-        if batching.get(name):
-            raise LoadError(f"{KEY}.continuous_batching.{name}: the library's paged cache is not served; leave it out")
-    for name in ("max_num_seqs", "batch_size_for_shared_caches"):
-        if batching.get(name, num_slots) != num_slots:
-            raise LoadError(
-                f"{KEY}.continuous_batching.{name}={batching[name]} must be --max-num-seqs ({num_slots}); leave it out"
-            )
 
 
 def build(sdk: Sdk, fields: Mapping[str, Any]) -> Any:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..base import Float32, Int32, RowSampling, Want
-from ..errors import DeviceError, LoadError
+from ..errors import DeviceError
 from ..graph.torch_sampling import SamplingTensors, sampled_tokens
-from .neuron_config import KEY, Values
+from .neuron_config import Values
+from .settings import KEY, refuse_generation
 
 SETTING = "sampling"
 
@@ -71,11 +72,7 @@ class ChipEnding:
     def __init__(self, fields: Values) -> None:
         self._fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
         self._is_greedy = not fields.get("do_sample")
-        if not self._is_greedy and not (fields.get("dynamic") and fields.get("per_batch_line")):
-            raise LoadError(
-                f"{KEY}.on_device_generation: each request has parameters of its own, so dynamic and per_batch_line "
-                "must be true, or do_sample false for greedy decoding of everything; leave them out"
-            )
+        refuse_generation(fields)
         self._most = int(fields.get("global_top_k") or 0)
 
     def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
