@@ -16,6 +16,7 @@ In a stream the same two fields travel as an event, and the status stays 200.
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
@@ -95,3 +96,9 @@ def response(error: TgiError | TransportError) -> Response:
     if isinstance(error, TransportError):
         return PlainTextResponse(str(error), error.status)
     return JSONResponse(error.body, error.status)
+
+
+async def handler(_: Request, error: Exception) -> Response:
+    """For what our rules raise inside a route of vLLM's."""
+    assert isinstance(error, TgiError)
+    return response(error)

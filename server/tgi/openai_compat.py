@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from . import body, errors
 from .admission import Admission
 from .dispatch import replayed
 from .errors import TgiError, ToolError, TransportError
+from .metrics import Recorder
+from .openai_limits import UNSAID
+from .openai_requests import counted
 from .schemas import Grammar
 from .validation import Limits, check_grammar
 
@@ -53,6 +56,7 @@ class Rules:
 
     served: Sequence[str]  # model names that vLLM knows
     limits: Limits
+    recorder: Recorder | None = None  # None: refusals are not counted
     as_launcher: bool = False
     max_client_batch_size: int = 4
     admission: Admission | None = None  # None: vLLM's own queue is the only limit
@@ -131,8 +135,12 @@ def _function_name(tool: Any) -> Any:
 
 
 def _apply_launcher_rules(result: Json, rules: Rules) -> None:
+    if "requestType" in result and not num_answers(result):
+        return  # a session of SageMaker's, which is vLLM's
     if result.get("model") not in rules.served:
         result["model"] = rules.served[0]
+    if result.get("truncate_prompt_tokens") == -1:
+        result["truncate_prompt_tokens"] = rules.limits.max_input_tokens
     if "messages" in result:
         _continue_the_assistant(result)
         return
@@ -142,8 +150,8 @@ def _apply_launcher_rules(result: Json, rules: Rules) -> None:
     are_texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
     if are_texts and len(prompts) > rules.max_client_batch_size:
         raise BatchSizeExceeded(rules.max_client_batch_size)
-    if result.get("max_tokens") is None:  # vLLM makes 16 of it; more than the context leaves it takes as what is left
-        result["max_tokens"] = rules.limits.max_total_tokens
+    if result.get("max_tokens") is None:
+        result["max_tokens"] = UNSAID
 
 
 def _continue_the_assistant(result: Json) -> None:
@@ -170,9 +178,10 @@ class OpenAiCompat:
             try:
                 raw = await body.read_bytes(Request(scope, receive), limit)
                 asked = _asked(raw)
-                changed = raw if asked is None else _changed(raw, asked, rules)
-                if rules.admission is not None and asked is not None:
-                    held.enter_context(rules.admission.admit(num_answers(asked)))
+                with nullcontext() if rules.recorder is None else counted(rules.recorder):
+                    changed = raw if asked is None else _changed(raw, asked, rules)
+                    if rules.admission is not None and asked is not None:
+                        held.enter_context(rules.admission.admit(num_answers(asked)))
             except (TgiError, TransportError) as error:
                 return await errors.response(error)(scope, receive, send)
             return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)

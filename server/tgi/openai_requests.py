@@ -1,16 +1,18 @@
 """The OpenAI routes' requests in TGI's metrics, where TGI counts them too. vLLM answers them, so they are counted when
-the engine says that one has ended.
-
-What a request of these routes is refused for never reaches the engine and is in no `tgi_*` metric.
+the engine says that one has ended. What TGI's rules refuse never reaches the engine, and is counted where it is
+refused; what vLLM refuses by itself is in no `tgi_*` metric.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
+from .errors import Overloaded, TgiError
 from .generate import REQUEST_PREFIX
 from .metrics import FailureKind, Recorder, Timings
 
@@ -26,6 +28,17 @@ def watch(engine: EngineClient, recorder: Recorder) -> None:
     manager = getattr(engine, "logger_manager", None)
     if manager is not None:
         manager.stat_loggers.append(OpenAiRequests(recorder))
+
+
+@contextmanager
+def counted(recorder: Recorder) -> Iterator[None]:
+    """A refusal inside is a request that came and failed."""
+    try:
+        yield
+    except TgiError as error:
+        recorder.request_started()
+        recorder.request_failure("overloaded" if isinstance(error, Overloaded) else "validation")
+        raise
 
 
 class OpenAiRequests(AggregateStatLoggerBase):

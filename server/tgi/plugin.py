@@ -13,7 +13,7 @@ from starlette.datastructures import State
 from neuronserve.neuron_worker.config import user_options
 from neuronserve.neuron_worker.options import tgi_option
 
-from . import auth, openai_requests, routes, service
+from . import auth, errors, openai_limits, openai_requests, routes, service
 from .openai_compat import OpenAiCompat, Rules
 from .settings import TgiSettings
 
@@ -30,6 +30,7 @@ class TgiPlugin:
         if settings is None:
             return
         routes.mount(app)
+        app.add_exception_handler(errors.TgiError, errors.handler)
         _allow_origins(app.state.args, settings)
         app.add_middleware(OpenAiCompat, rules_of=_rules)
         if keys := auth.keys(app.state.args.api_key, os.environ):
@@ -40,6 +41,8 @@ class TgiPlugin:
         if settings is not None and engine_client is not None:
             state.tgi = service.make(engine_client, settings, args, os.environ)
             openai_requests.watch(engine_client, state.tgi.recorder)
+            if settings.any_model_name:
+                openai_limits.hold(state, state.tgi.limits, state.tgi.recorder)
 
 
 def _allow_origins(args: Namespace, settings: TgiSettings) -> None:
@@ -56,7 +59,7 @@ def _rules(app: FastAPI) -> tuple[Rules, int]:
     settings = tgi.settings
     names = tuple(model.name for model in app.state.openai_serving_models.base_model_paths)
     admission = tgi.admission if settings.any_model_name else None
-    rules = Rules(names, tgi.limits, settings.any_model_name, settings.max_client_batch_size, admission)
+    rules = Rules(names, tgi.limits, tgi.recorder, settings.any_model_name, settings.max_client_batch_size, admission)
     return rules, settings.payload_limit if settings.any_model_name else sys.maxsize
 
 

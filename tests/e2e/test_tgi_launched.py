@@ -143,6 +143,42 @@ class TestOpenAi:
         assert reply.strip().startswith("4")
 
     @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            ({}, "`inputs` must have less than 64 tokens. Given: {length}"),
+            (
+                {"max_tokens": 100},
+                "`inputs` tokens + `max_new_tokens` must be <= 128. "
+                "Given: {length} `inputs` tokens and 100 `max_new_tokens`",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/invocations"])
+    @pytest.mark.parametrize("words", [69, 400])
+    def test_its_own_limits(self, server: Server, path: str, words: int, asked: dict[str, int], message: str) -> None:
+        """Also of what is longer than the engine could read."""
+        text = "one " * words + "two"
+        chat = {"messages": [{"role": "user", "content": text}]}
+        body = {**(chat if "chat" in path else {"prompt": text}), "stream": True, **asked}
+        key = {"authorization": f"Bearer {KEY}"}
+        counted = f"{server.url}/tokenize"
+        length = httpx.post(counted, json=chat if "chat" in path else {"prompt": text}, headers=key, timeout=PATIENCE)
+        response = post(server, path, body)
+        if length.status_code == 200:
+            message = message.format(length=length.json()["count"])
+        else:
+            message = message.partition("{length}")[0]
+        assert response.status_code == 422, response.text
+        assert response.json()["error_type"] == "validation"
+        assert response.json()["error"].startswith(f"Input validation error: {message}")
+
+    def test_an_answer_ends_at_the_total(self, server: Server) -> None:
+        body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}
+        assert post(server, "/v1/completions", body).json()["usage"]["total_tokens"] == 128
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "ignore_eos": True}
+        assert post(server, "/v1/chat/completions", chat).json()["usage"]["total_tokens"] == 128
+
+    @pytest.mark.parametrize(
         ("body", "error_type"),
         [
             ({"prompt": "a", "suffix": "b"}, "suffix not supported"),

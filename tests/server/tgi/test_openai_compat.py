@@ -7,12 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from neuronserve.server.tgi.admission import Admission
 from neuronserve.server.tgi.errors import TgiError
+from neuronserve.server.tgi.metrics import Recorder
 from neuronserve.server.tgi.openai_compat import OpenAiCompat, Rules, num_answers, rewrite
+from neuronserve.server.tgi.openai_limits import UNSAID
 from neuronserve.server.tgi.validation import Limits
 
 LIMITS = Limits(2, 4, 5, 1023, 1024)
@@ -123,10 +126,19 @@ def test_any_model_name_where_the_launcher_started_the_server(asked: str | None,
 
 
 def test_completions_of_the_launcher_s_server_use_the_whole_context() -> None:
-    assert rewrite({"prompt": "a"}, LAUNCHER)["max_tokens"] == 1024
-    assert rewrite({"prompt": "a", "max_tokens": None}, LAUNCHER)["max_tokens"] == 1024
+    assert rewrite({"prompt": "a"}, LAUNCHER)["max_tokens"] == UNSAID
+    assert rewrite({"prompt": "a", "max_tokens": None}, LAUNCHER)["max_tokens"] == UNSAID
     assert rewrite({"prompt": "a", "max_tokens": 5}, LAUNCHER)["max_tokens"] == 5
     assert "max_tokens" not in rewrite({"prompt": "a"}, VLLM)
+
+
+def test_a_session_of_sagemaker_s_passes_as_it_is() -> None:
+    assert rewrite({"requestType": "NEW_SESSION"}, LAUNCHER) == {"requestType": "NEW_SESSION"}
+
+
+def test_a_prompt_cut_to_the_longest_is_cut_to_tgi_s() -> None:
+    assert rewrite({"prompt": "a", "truncate_prompt_tokens": -1}, LAUNCHER)["truncate_prompt_tokens"] == 1023
+    assert rewrite({"prompt": "a", "truncate_prompt_tokens": 5}, LAUNCHER)["truncate_prompt_tokens"] == 5
 
 
 def test_an_unfinished_message_of_the_assistant_s_is_continued() -> None:
@@ -159,7 +171,9 @@ def test_the_places_of_a_body(body: dict[str, Any], places: int) -> None:
 @pytest.mark.parametrize(("admission", "expected"), [(Admission(2), [200, 200, 429]), (None, [200, 200, 200])])
 def test_a_full_house(path: str, admission: Admission | None, expected: list[int]) -> None:
     """Who finds no place is told at once, in TGI's words; the places come back. `vllm serve` has no such limit."""
-    rules = Rules(("served",), LIMITS, as_launcher=admission is not None, admission=admission)
+    registry = CollectorRegistry()
+    recorder = Recorder(1023, 1024, registry)
+    rules = Rules(("served",), LIMITS, recorder, as_launcher=admission is not None, admission=admission)
     body = {"messages": ASKED} if path == "/v1/chat/completions" else {"prompt": "a"}
 
     async def run() -> list[httpx.Response]:
@@ -197,3 +211,5 @@ def test_a_full_house(path: str, admission: Admission | None, expected: list[int
     if admission is not None:
         assert answers[-1].json() == {"error": "Model is overloaded", "error_type": "overloaded"}
         assert admission.num_free == 2
+        assert registry.get_sample_value("tgi_request_count_total") == 1
+        assert registry.get_sample_value("tgi_request_failure_total", {"err": "overloaded"}) == 1
