@@ -13,6 +13,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 from .arguments import BY_NAME
 from .deduce import BATCH, BATCH_TOTAL, CORES, INPUT, LENGTH, PREFILL, TOTAL, Settings
 from .eras import BACKEND_PAGE, DOCKER_README
+from .model import Model
 from .reading import TABLE, Asked
 
 _BATCH_RULE = BACKEND_PAGE.rules[0].says
@@ -69,6 +70,11 @@ def remarks(settings: Settings) -> list[str]:
     if settings.value("revision") is not None and settings.model.is_local:
         lines.append(f"Revision {settings.value('revision')} ignored for local model at {settings.model.name}")
     return lines
+
+
+def warnings(model: Model) -> list[str]:
+    """What its files and the hub do not say."""
+    return [] if model.pipeline_tag is not None else [f"no pipeline tag found for model {model.name}"]
 
 
 def _against_export(settings: Settings, asked: Asked) -> Iterator[str]:

@@ -115,6 +115,7 @@ def tgi_settings(settings: Settings) -> TgiSettings:
     return TgiSettings(
         model_id=settings.text("model_id"),
         model_sha=settings.model.sha,
+        model_pipeline_tag=settings.model.pipeline_tag,
         max_input_tokens=settings.number(INPUT),
         max_total_tokens=settings.number(TOTAL),
         cors_allow_origin=origins if isinstance(origins, tuple) else (),

@@ -1,6 +1,7 @@
 """What a model's own files say about the limits: its longest sequence, and the settings of an export.
 
-Reads config.json and what an export left beside it; of a hub model these few files alone are fetched.
+Reads config.json and what an export left beside it; of a hub model these few files alone are fetched, and its tag is
+asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.server.export import read_settings
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_PATIENCE_S = 10  # for a tag, which serving can do without
 _SNAPSHOT = re.compile(r"snapshots/([0-9a-f]{40})$")
 
 
@@ -37,6 +39,7 @@ class Model:
     directory: str = ""
     positions: int | None = None
     export: Export | None = None
+    pipeline_tag: str | None = None  # the hub's; None: of a directory, or the hub does not say
 
     @property
     def is_local(self) -> bool:
@@ -55,9 +58,10 @@ def look(name: str, revision: str | None, cache: str | None) -> Model:
     directory = config_directory(name, revision, cache)
     config = _config(directory)
     positions = next((config[key] for key in _POSITIONS if isinstance(config.get(key), int)), None)
-    if not Path(name).is_dir():
-        _fetch_neuron_config(name, revision, cache)
-    return Model(name, directory, positions, _export(directory))
+    if Path(name).is_dir():
+        return Model(name, directory, positions, _export(directory))
+    _fetch_neuron_config(name, revision, cache)
+    return Model(name, directory, positions, _export(directory), pipeline_tag(name, revision))
 
 
 def _config(directory: str) -> dict[str, Any]:
@@ -78,6 +82,16 @@ def _fetch_neuron_config(name: str, revision: str | None, cache: str | None) -> 
         hf_hub_download(name, "neuron_config.json", revision=revision, cache_dir=cache)
     except (EntryNotFoundError, OfflineModeIsEnabled):
         return
+
+
+def pipeline_tag(name: str, revision: str | None) -> str | None:
+    """Of a hub model; None where the hub does not say."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().model_info(name, revision=revision, timeout=_PATIENCE_S, expand=["pipelineTag"]).pipeline_tag
+    except Exception:  # the hub's own errors have no common base, and none of them keeps the model from serving
+        return None
 
 
 def _export(directory: str) -> Export | None:

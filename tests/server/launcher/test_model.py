@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.server.launcher.checks import warnings
+from neuronserve.server.launcher.command import tgi_settings
 from neuronserve.server.launcher.main import settle
-from neuronserve.server.launcher.model import Export, look
+from neuronserve.server.launcher.model import Export, Model, look, pipeline_tag
 from neuronserve.server.launcher.reading import read
 from tests.neuron_worker.tiny_model import tiny_model
 
@@ -63,3 +68,47 @@ def test_a_name_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="'nobody/nothing' is no local directory, and the hub says"):
         look("nobody/nothing", None, None)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Knows one model."""
+
+    def do_GET(self) -> None:
+        known = self.path == "/api/models/team/model/revision/main?expand=pipelineTag"
+        body = json.dumps({"id": "team/model", "pipeline_tag": "text2text-generation"} if known else {}).encode()
+        self.send_response(200 if known else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(("name", "tag"), [("team/model", "text2text-generation"), ("team/other", None)])
+def test_the_tag_of_a_hub_model(name: str, tag: str | None) -> None:
+    assert pipeline_tag(name, "main") == tag
+
+
+def test_without_the_hub_there_is_no_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert pipeline_tag("team/model", None) is None
+
+
+@pytest.mark.parametrize("tag", ["image-text-to-text", None])
+def test_the_tag_reaches_the_routes_and_its_absence_is_said(tag: str | None) -> None:
+    settings = settle(read([], {}), model=Model("team/model", positions=64, pipeline_tag=tag))
+    assert tgi_settings(settings).model_pipeline_tag == tag
+    assert ("no pipeline tag found for model team/model" in warnings(settings.model)) is (tag is None)
