@@ -3,6 +3,7 @@
     TgiError                   {"error": ..., "error_type": ...}
       ValidationError          422 validation: the request asks for what cannot be done
       GenerationError          424 generation: the engine failed while it computed the answer
+        Unexpected             500 generation: a mistake of ours
       Overloaded               429 overloaded: max_concurrent_requests, or the engine's own queue limit
       Incomplete               500 incomplete_generation: the answer ended without its last token
       Unhealthy                503 healthcheck
@@ -40,6 +41,13 @@ class ValidationError(TgiError):
 
 class GenerationError(TgiError):
     status, error_type, prefix = 424, "generation", "Request failed during generation: "
+
+
+class Unexpected(GenerationError):
+    status = 500
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error) or type(error).__name__)
 
 
 class Overloaded(TgiError):

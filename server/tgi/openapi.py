@@ -26,7 +26,7 @@ GENERATES: dict[int | str, dict[str, Any]] = {
     **NOT_PARSED,
     424: {"description": "The engine failed while it computed the answer", "model": ErrorResponse},
     429: {"description": "Model is overloaded", "model": ErrorResponse},
-    500: {"description": "Incomplete generation", "model": ErrorResponse},
+    500: {"description": "Incomplete generation, or a mistake of the server's", "model": ErrorResponse},
 }
 
 

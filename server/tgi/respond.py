@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from . import answers, headers, sse
-from .errors import ClientLeft, GenerationError, TgiError
+from .errors import ClientLeft, TgiError, Unexpected
 from .generate import Answer, Clock
 from .schemas import GenerateRequest
 from .service import Recording, TgiService
@@ -75,7 +75,7 @@ async def _events(
         yield sse.event(error.body)
     except Exception as error:  # a stream has no other way to say that it went wrong
         logger.exception("an answer could not be made")
-        yield sse.event(GenerationError(str(error)).body)
+        yield sse.event(Unexpected(error).body)
 
 
 def _choose(asked: GenerateRequest, default: bool) -> bool:

@@ -6,6 +6,7 @@ Where vLLM owns the same path with another shape, `dispatch` decides whose reque
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from fastapi.routing import APIRoute
 from neuronserve.neuron_worker.config import NeuronConfig
 
 from . import body, dispatch, errors, info, parsing, respond, tokenize, vertex
-from .errors import ClientLeft, TgiError, TransportError
+from .errors import ClientLeft, TgiError, TransportError, Unexpected
 from .generate import Clock
 from .openapi import GENERATES, NOT_PARSED, of_our_routes, request_body, streams
 from .schemas import (
@@ -33,6 +34,8 @@ from .schemas import (
 )
 from .service import TgiService
 from .sse import EventStream
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=[info.ROUTER])
 
@@ -55,6 +58,9 @@ def answered(endpoint: Endpoint) -> Endpoint:
             return errors.response(error)
         except ClientLeft:
             return Response(status_code=499)  # goes nowhere, but to the access log
+        except Exception as error:
+            logger.exception("an answer could not be made")
+            return errors.response(Unexpected(error))
 
     return with_errors
 
