@@ -22,6 +22,7 @@ from .admission import Admission
 from .dispatch import replayed
 from .errors import TgiError, ToolError, TransportError
 from .metrics import Recorder
+from .openai_headers import Describing
 from .openai_limits import UNSAID
 from .openai_requests import counted
 from .schemas import Grammar
@@ -60,6 +61,7 @@ class Rules:
     as_launcher: bool = False
     max_client_batch_size: int = 4
     admission: Admission | None = None  # None: vLLM's own queue is the only limit
+    compute_type: str | None = None  # None: answers have vLLM's headers alone
 
 
 def num_answers(asked: Json) -> int:
@@ -184,6 +186,8 @@ class OpenAiCompat:
                         held.enter_context(rules.admission.admit(num_answers(asked)))
             except (TgiError, TransportError) as error:
                 return await errors.response(error)(scope, receive, send)
+            if rules.compute_type is not None and asked is not None and num_answers(asked):
+                send = Describing(send, rules.compute_type)
             return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)
 
 

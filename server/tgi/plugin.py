@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from argparse import Namespace
@@ -58,9 +59,17 @@ def _rules(app: FastAPI) -> tuple[Rules, int]:
     tgi: service.TgiService = app.state.tgi
     settings = tgi.settings
     names = tuple(model.name for model in app.state.openai_serving_models.base_model_paths)
-    admission = tgi.admission if settings.any_model_name else None
-    rules = Rules(names, tgi.limits, tgi.recorder, settings.any_model_name, settings.max_client_batch_size, admission)
-    return rules, settings.payload_limit if settings.any_model_name else sys.maxsize
+    rules = Rules(names, tgi.limits, tgi.recorder)
+    if not settings.any_model_name:
+        return rules, sys.maxsize
+    rules = dataclasses.replace(
+        rules,
+        as_launcher=True,
+        max_client_batch_size=settings.max_client_batch_size,
+        admission=tgi.admission,
+        compute_type=tgi.compute_type,
+    )
+    return rules, settings.payload_limit
 
 
 def settings_of(args: Namespace) -> TgiSettings | None:

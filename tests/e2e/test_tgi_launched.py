@@ -131,6 +131,17 @@ class TestOpenAi:
         assert response.status_code == 200, response.text
         assert response.json()["model"] == "ours"
 
+    @pytest.mark.parametrize("path", ["/v1/completions", "/invocations"])
+    def test_headers_of_an_answer(self, server: Server, path: str) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0}
+        answer = post(server, path, body)
+        usage = answer.json()["usage"]
+        assert answer.headers["x-compute-type"] == "1-cpu"
+        assert answer.headers["x-prompt-tokens"] == str(usage["prompt_tokens"])
+        assert answer.headers["x-generated-tokens"] == str(usage["completion_tokens"])
+        stream = post(server, path, {**body, "stream": True})
+        assert (stream.headers["x-compute-type"], stream.headers["x-accel-buffering"]) == ("1-cpu", "no")
+
     def test_a_completion_uses_the_whole_context(self, server: Server) -> None:
         body = {"model": "tgi", "prompt": "1 2 3 4 5 6", "temperature": 0}
         answer = post(server, "/v1/completions", body).json()

@@ -1,0 +1,56 @@
+"""TGI's headers on vLLM's chat and completion answers. Of the request's times only the whole is known here.
+
+A stream gets its headers as it starts and flows on; a whole answer is one message of vLLM's, which says its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Send
+
+from . import headers
+from .generate import Clock
+
+
+class Describing:
+    """`send` of one request."""
+
+    def __init__(self, send: Send, compute_type: str) -> None:
+        self._send = send
+        self._compute_type = compute_type
+        self._clock = Clock()
+        self._start: Message | None = None  # held back until the answer is there
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            if _is_stream(message):
+                _add(message, headers.of_openai_stream(self._compute_type))
+            else:
+                self._start = message
+                return
+        elif self._start is not None:
+            start, self._start = self._start, None
+            if not message.get("more_body"):
+                _add(start, headers.of_openai_answer(self._compute_type, self._clock.timings, _usage(message["body"])))
+            await self._send(start)
+        await self._send(message)
+
+
+def _is_stream(start: Message) -> bool:
+    return Headers(raw=start["headers"]).get("content-type", "").startswith("text/event-stream")
+
+
+def _add(start: Message, more: dict[str, str]) -> None:
+    start["headers"] = [*start["headers"]]
+    MutableHeaders(scope=start).update(more)
+
+
+def _usage(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body).get("usage")
+    except (ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
