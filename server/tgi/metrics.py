@@ -8,6 +8,7 @@ a TGI route makes these calls, in this order:
     request_success      its last token is there, just before the answer (or the stream's last event) is sent
     request_failure      instead of the above, from anywhere after `request_started`; and then nothing more
 
+An instance of /vertex that ends because another one failed is counted as started alone.
 A request with `best_of` is one request: `request_validated` once per request, `request_success` with the timings of
 the whole and the tokens of the sequence that is returned. `tgi_batch_*` and `tgi_queue_size` come from the engine at
 scrape (`server/tgi/engine_metrics.py`); the routes have no part in them.

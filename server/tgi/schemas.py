@@ -136,6 +136,7 @@ class ChatRequest(_Request):
     messages: list[ChatMessage]
     tools: list[Any] | None = None
     max_tokens: U32 | None = None
+    max_completion_tokens: U32 | None = Field(default=None, description="Another name of max_tokens.")
     seed: U64 | None = None
 
 

@@ -137,6 +137,10 @@ class Recording:
         self._open = False
         self._recorder.request_success(timings, generated_tokens)
 
+    def give_up(self) -> None:
+        """No failure of its own: the request beside it failed, and the answer of both is that."""
+        self._open = False
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
