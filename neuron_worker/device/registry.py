@@ -77,7 +77,7 @@ def create(name: str, device_python: str | None = None, step_seconds: float | No
     if device_python is not None:
         from .remote import Deadlines, RemoteDevice
 
-        return RemoteDevice(name, device_python, Deadlines(run=step_seconds) if step_seconds else None)
+        return RemoteDevice(name, device_python, Deadlines.of_steps(step_seconds) if step_seconds else None)
     module = _import(name, backend)
     device: Device = getattr(module, backend.factory)(getattr(module, backend.capabilities))
     return device

@@ -2,8 +2,8 @@
 
     RemoteDevice ── messages (wire), a step's arrays (step_memory) ──▶ host.Host ──▶ the backend's Device
 
-A verb waits for its reply until its deadline, and at most `silence` seconds after the other process last gave a sign
-of life. A process that died, hangs or talks garbage is killed; from then on every verb is `DeviceLost` until
+A verb waits for its reply until its deadline, and at most so many seconds of silence after the other process last gave
+a sign of life. A process that died, hangs or talks garbage is killed; from then on every verb is `DeviceLost` until
 `restart` has brought the device to where it was, its cache empty.
 
 Knows no backend: what it can do comes with the greeting.
@@ -47,13 +47,14 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
 _REQUEST, _DONE, _RUN = Status.REQUEST, Status.DONE, Verb.RUN  # looking them up in the class is slow
+_PREPARING = frozenset({Verb.HELLO, Verb.LOAD, Verb.ALLOCATE, Verb.COMPILE, Verb.SEAL})
 _NO_BEATS = np.zeros(1, np.uint64)
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds until a verb's reply is given up. Loading and compiling on a chip take long and are rightly waited for;
-    what stands still meanwhile is found by `silence`."""
+    """Seconds until a verb's reply is given up, and of silence until a process is taken for a stopped one. Loading and
+    compiling on a chip take long and are rightly waited for; an SDK may keep Python's lock for minutes of them."""
 
     start: float = 300.0
     load: float = 3600.0
@@ -62,6 +63,12 @@ class Deadlines:
     close: float = 10.0
     other: float = 60.0
     silence: float = 120.0
+    long_silence: float = 1800.0
+
+    @classmethod
+    def of_steps(cls, seconds: float) -> Deadlines:
+        """For steps that may take so long: silence is no shorter, or it would be the deadline."""
+        return cls(run=seconds, silence=max(cls.silence, seconds), long_silence=max(cls.long_silence, seconds))
 
     def of(self, verb: Verb) -> float:
         by_verb = {
@@ -75,9 +82,12 @@ class Deadlines:
         }
         return by_verb.get(verb, self.other)
 
+    def silence_of(self, verb: Verb) -> float:
+        return self.long_silence if verb in _PREPARING else self.silence
+
     @property
     def shortest(self) -> float:
-        return min(self.start, self.load, self.compile, self.run, self.other, self.silence)
+        return min(self.start, self.load, self.compile, self.run, self.other, self.silence, self.long_silence)
 
 
 class RemoteDevice:
@@ -270,7 +280,7 @@ class RemoteDevice:
         self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
         try:
             self._channel.send(verb, _REQUEST, sequence, payload)
-            of_verb, status, of_sequence, reply = self._receive(deadline)
+            of_verb, status, of_sequence, reply = self._receive(deadline, self.deadlines.silence_of(verb))
             if of_verb != verb or of_sequence != sequence:
                 raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
             if status == _DONE:
@@ -287,7 +297,7 @@ class RemoteDevice:
             raise
         raise error
 
-    def _receive(self, deadline: float) -> Message:
+    def _receive(self, deadline: float, silence: float) -> Message:
         now = time.monotonic()
         give_up, last_sign, beats = now + deadline, now, int(self._beats[0])
         while True:
@@ -297,8 +307,8 @@ class RemoteDevice:
                 now = time.monotonic()
             if int(self._beats[0]) != beats:
                 last_sign, beats = now, int(self._beats[0])
-            if now - last_sign >= self.deadlines.silence:
-                raise TimeoutError(f"no sign of life for {self.deadlines.silence:g} s")
+            if now - last_sign >= silence:
+                raise TimeoutError(f"no sign of life for {silence:g} s")
             if now >= give_up:
                 raise TimeoutError(f"no answer within {deadline:g} s")
 

@@ -7,6 +7,7 @@ restart finds none. A list is as many faults, one after the other.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -45,6 +46,8 @@ def strike(what: str, model_dir: Path, socket: int) -> None:
         raise RuntimeError("a register fell off")
     elif what == "dawdle":
         time.sleep(3.5)
+    elif what == "keep the lock":
+        ctypes.PyDLL(None).sleep(4)  # unlike time.sleep, with Python's lock held: no thread gives a sign of life
     elif what == "start a compiler":
         child = subprocess.Popen(["sleep", "600"])
         (model_dir / "compiler").write_text(str(child.pid))

@@ -24,7 +24,7 @@ from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost, UncompiledShape
 from neuronserve.neuron_worker.device.host_process import environment, find_python
 from neuronserve.neuron_worker.device.remote import Deadlines, RemoteDevice
-from neuronserve.neuron_worker.device.wire import PROTOCOL
+from neuronserve.neuron_worker.device.wire import PROTOCOL, Verb
 
 from .driver import Driver, Stream, decode, prefill
 
@@ -271,6 +271,47 @@ def test_a_long_compilation_with_signs_of_life_is_waited_for(world: World, verb:
     device.deadlines = replace(device.deadlines, silence=2.5, other=2.5)
     world.fault(verb, "dawdle")  # longer than the silence, and than a verb that only tidies up may take
     assert world.prepare_and_serve(device)[: len(PROMPT)] == PROMPT
+
+
+@pytest.mark.parametrize("verb", ["load", "seal"])
+def test_an_sdk_that_keeps_pythons_lock_while_it_prepares_is_waited_for(world: World, verb: str) -> None:
+    device = world.start(Deadlines(silence=2.5))
+    world.fault(verb, "keep the lock")
+    assert world.prepare_and_serve(device)[: len(PROMPT)] == PROMPT
+
+
+def test_a_step_that_keeps_pythons_lock_is_not(world: World) -> None:
+    device = world.ready(Deadlines(silence=2.5))
+    world.fault("run", "keep the lock")
+    with pytest.raises(DeviceLost, match=r"hung during run: no sign of life for 2\.5 s"):
+        serve(device)
+
+
+@pytest.mark.parametrize("verb", ["load", "compile"])
+def test_a_process_that_is_stopped_while_it_prepares_is_found(world: World, verb: str) -> None:
+    device = world.start()
+    device.deadlines = replace(device.deadlines, long_silence=2.0)
+    world.fault(verb, "stop")
+    with pytest.raises(DeviceLost, match=rf"hung during {verb}: no sign of life for 2 s"):
+        world.prepare_and_serve(device)
+    assert not is_running(device.pid)
+
+
+@pytest.mark.parametrize("verb", ["load", "compile"])
+def test_a_process_that_hangs_while_it_prepares_is_found_and_replaced(world: World, verb: str) -> None:
+    expected = serve(world.ready())
+    device = world.start(replace(Deadlines(), **{verb: 1.5}))
+    world.fault(verb, "hang")
+    with pytest.raises(DeviceLost, match=rf"hung during {verb}: no answer within 1\.5 s"):
+        world.prepare_and_serve(device)
+    assert not is_running(device.pid)
+    assert serve(world.ready()) == expected
+
+
+def test_steps_may_be_silent_for_as_long_as_they_may_take() -> None:
+    assert Deadlines.of_steps(600).silence_of(Verb.RUN) == 600
+    assert Deadlines.of_steps(3).silence_of(Verb.RUN) == Deadlines().silence
+    assert Deadlines.of_steps(7200).silence_of(Verb.SEAL) == 7200
 
 
 # -- a process that talks nonsense, or has a defect

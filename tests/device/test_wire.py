@@ -269,4 +269,8 @@ def test_the_page_has_every_verb_with_its_number_and_deadline(verb: Verb) -> Non
 
 
 def test_the_page_has_the_silence() -> None:
-    assert ["silence, in any verb", f"{Deadlines().silence:g}"] in [row[:2] for row in rows_of_the_page()]
+    rows = [row[:2] for row in rows_of_the_page()]
+    preparing = [verb for verb in Verb if Deadlines().silence_of(verb) == Deadlines().long_silence]
+    *names, last = [verb.name.lower() for verb in preparing]
+    assert [f"silence, in {', '.join(names)} and {last}", f"{Deadlines().long_silence:g}"] in rows
+    assert ["silence, in any other verb and while idle", f"{Deadlines().silence:g}"] in rows
