@@ -152,6 +152,16 @@ def drop_root(port: int, environ: Mapping[str, str]) -> Mapping[str, str]:
     return {**environ, "HOME": user.pw_dir, "USER": USER}
 
 
+def note_port(port: int) -> None:
+    """Serving does not need it."""
+    try:
+        PORT_FILE.write_text(f"{port}\n")
+        PORT_FILE.chmod(0o644)
+    except OSError as error:
+        remedy = f"run the container with --tmpfs {PORT_FILE.parent}"
+        say(f"the health check cannot find port {port}: {PORT_FILE}: {error.strerror}; {remedy}")
+
+
 def say(line: str) -> None:
     print(f"entrypoint: {line}", file=sys.stderr, flush=True)
 
@@ -162,8 +172,7 @@ def main(words: Sequence[str]) -> None:
     role = role_of(words)
     command = command_line(role, words[1:])
     port = listening_port(role, command, os.environ)
-    PORT_FILE.write_text(f"{port}\n")
-    PORT_FILE.chmod(0o644)
+    note_port(port)
     environ = drop_root(port, os.environ)
     os.execvpe(command[0], command, dict(environ))
 

@@ -161,6 +161,23 @@ def test_the_server_replaces_the_entrypoint_as_the_ordinary_user(tmp_path: Path)
     assert err == "entrypoint: serving as user nobody\n"
 
 
+def test_a_file_system_that_is_read_only_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(entrypoint, "PORT_FILE", tmp_path / "missing" / "port")
+    entrypoint.note_port(80)
+    assert capsys.readouterr().err == (
+        f"entrypoint: the health check cannot find port 80: {tmp_path}/missing/port: No such file or directory; "
+        f"run the container with --tmpfs {tmp_path}/missing\n"
+    )
+
+
+def test_the_port_is_left_for_the_health_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrypoint, "PORT_FILE", tmp_path / "port")
+    entrypoint.note_port(80)
+    assert (tmp_path / "port").read_text() == "80\n"
+
+
 def test_an_unknown_role_is_refused_by_name() -> None:
     with pytest.raises(SystemExit, match="one of tgi, sagemaker, vllm; given: 'bash'"):
         entrypoint.main(["bash"])
