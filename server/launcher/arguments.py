@@ -21,7 +21,16 @@ INT8 = "int8"
 INT8_NAMES = ("bitsandbytes", "eetq", "jetstream_int8", INT8, "s8")
 """TGI's methods that are int8 weights over a plain checkpoint; ours has the same aim and its own arithmetic."""
 
-OTHER_QUANTIZATIONS = ("awq", "exl2", "gptq", "marlin", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8")
+OTHER_QUANTIZATIONS = (
+    "awq",
+    "exl2",
+    "gptq",
+    "marlin",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+    "fp8",
+    "compressed-tensors",
+)
 
 
 def natural(value: object) -> int:

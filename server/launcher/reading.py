@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.values import parse
@@ -67,7 +68,12 @@ def parser() -> argparse.ArgumentParser:
         if argument.has_flag:
             _add(groups[argument.fate], argument)
     made.add_argument("--env", "-e", action="store_true", help="Print what the server would run with, and exit.")
+    made.add_argument("--version", "-V", action="version", version=_version(made.prog), help="Print it, and exit.")
     return made
+
+
+def _version(program: str) -> str:
+    return f"{program} {metadata.version('neuronserve')}"
 
 
 def _add(group: argparse._ArgumentGroup, argument: Argument) -> None:

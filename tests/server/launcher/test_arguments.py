@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -64,6 +65,7 @@ OF_TGI = [
     "--tokenizer-config-path",
     "--disable-grammar-support",
     "--env",
+    "--version",
     "--max-client-batch-size",
     "--lora-adapters",
     "--usage-stats",
@@ -72,7 +74,7 @@ OF_TGI = [
     "--graceful-termination-timeout",
     "--messages-api-enabled",
 ]
-SHORT = ("-p", "-e", "-g")
+SHORT = ("-p", "-e", "-g", "-V")
 
 REFUSED = {
     "--sharded true": "Sharding is not supported.",
@@ -262,3 +264,15 @@ def test_env_says_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith("Runtime environment:\n")
     assert "vllm                  0.32." in printed
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_release(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([flag])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"text-generation-launcher {version('neuronserve')}\n"
+
+
+def test_compressed_tensors_are_refused_by_name() -> None:
+    assert "compressed-tensors" in OTHER_QUANTIZATIONS
