@@ -117,6 +117,14 @@ def test_seeds() -> None:
     assert seed_of(job(do_sample=True, seed=3), NONE) == 3
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 0.009])
+def test_the_coldest_that_the_engine_samples_at(temperature: float) -> None:
+    """It samples, so there is a seed."""
+    cold = job(temperature=temperature, seed=3)
+    assert seed_of(cold, Offers()) == 3
+    assert sampling_params(cold, seed=3, offers=Offers()).temperature == 0.01
+
+
 def test_grammars() -> None:
     regex = sampling_params(job(grammar="[0-9]"), seed=None, offers=Offers()).structured_outputs
     schema = sampling_params(job(grammar={"properties": {}}), seed=None, offers=Offers()).structured_outputs
