@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import ceil, gcd
 
 CORE_BYTES = 16 * 2**30
-"""Device memory of one NeuronCore-v2 (Inf2, Trn1)."""
+"""Device memory of one NeuronCore-v2 (Inf2, Trn1). A logical core of Trn2 has 24 GiB as the SDK sets it up; the smaller
+figure is held against it too."""
 
 LENGTH_STEP = 128
 

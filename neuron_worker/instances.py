@@ -16,8 +16,8 @@ class Instances:
     sdk: str
     torch: str
     python: str
-    packages: str  # for pip, with the SDK's index
-    image: str
+    packages: str | None  # for pip, with the SDK's index; None: as the SDK's own guide installs it
+    image: str | None
 
 
 SDK_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -27,7 +27,10 @@ _IMAGES = "public.ecr.aws/neuron/pytorch-inference-neuronx"
 _INF2 = "inf2.xlarge 2, .8xlarge 2, .24xlarge 12, .48xlarge 24"
 _TRN1 = "trn1.2xlarge 2, .32xlarge 32, trn1n.32xlarge 32"
 
-TABLE = tuple(
+_TRN2 = "trn2.48xlarge 64, of two physical ones each (LNC 2)"
+_TRN3 = "8 physical ones on a chip, grouped by LNC"
+
+_CLASSIC = tuple(
     Instances(family, cores, backend, sdk, torch, python, packages, image)
     for family, cores in (("inf2", _INF2), ("trn1", _TRN1))
     for backend, sdk, torch, python, packages, image in (
@@ -35,6 +38,11 @@ TABLE = tuple(
         ("torch-neuronx", "2.31", "2.9", "3.10+", "torch-neuronx==2.9.* neuronx-cc", f"{_IMAGES}, a tag of sdk2.31"),
     )
 )
+_TORCHNEURON = tuple(
+    Instances(family, cores, "torch-neuronx", "2.33", "2.13", "3.12+", None, None)
+    for family, cores in (("trn2", _TRN2), ("trn3", _TRN3))
+)
+TABLE = (*_CLASSIC, *_TORCHNEURON)
 
 
 def install_line(packages: str) -> str:
@@ -47,9 +55,9 @@ def lines(built: Collection[str]) -> list[str]:
     rows = [heads, *(_cells(row, built) for row in TABLE)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    by_backend = {row.backend: row for row in TABLE}
-    how = [f"{name}: {install_line(row.packages)}" for name, row in by_backend.items()]
-    images = [f"{name}: image {row.image}" for name, row in by_backend.items()]
+    by_backend = {(row.backend, row.sdk): row for row in TABLE}.values()
+    how = [f"{row.backend}, SDK {row.sdk}: {install_line(row.packages)}" for row in by_backend if row.packages]
+    images = [f"{row.backend}, SDK {row.sdk}: image {row.image}" for row in by_backend if row.image]
     return [
         *table,
         "",
@@ -57,7 +65,8 @@ def lines(built: Collection[str]) -> list[str]:
         *how,
         *images,
         "on the host: the driver, aws-neuronx-dkms; in the environment: the runtime, aws-neuronx-runtime-lib",
-        "Inf1 is not served; on Trn2 and Trn3 torch-neuronx is tried, with nothing known of how it fares",
+        "Trn2, Trn3: torch-neuronx is TorchNeuron there, installed as the SDK's own guide says; nothing of ours has run",
+        "there, and one core is used. Inf1 is not served",
     ]
 
 

@@ -112,6 +112,15 @@ def test_what_to_install_is_a_table_of_instances(tmp_path: Path) -> None:
     assert ".48xlarge 24" in row
 
 
+@pytest.mark.parametrize("family", ["trn2", "trn3"])
+def test_what_to_install_on_the_newer_chips_is_torchneuron(tmp_path: Path, family: str) -> None:
+    table = diagnosis(tmp_path, {}).text.split("what to install\n")[1]
+    [row] = [line for line in table.splitlines() if line.split()[:1] == [family]]
+    assert row.split()[1:5] == ["torch-neuronx", "2.33", "2.13", "3.12+"]
+    assert "nothing of ours has run\n  there" in table
+    assert "None" not in table
+
+
 def test_the_command_exits_with_its_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
