@@ -92,6 +92,22 @@ def _look(values: Mapping[str, object], environ: Mapping[str, str]) -> Machine:
     return machine.look(environ, _optional_text(values["device_python"]))
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What a configuration is decided from, and the lines that deciding leaves. Filled by `resolve`."""
+
+    request: ServeRequest
+    values: Mapping[str, object]  # of the options
+    env: Environment
+    override: Mapping[str, Any]
+    backend: str
+    capabilities: Capabilities
+    spec: ModelSpec
+    export: ExportSettings | None
+    notes: list[str]
+    warnings: list[str]
+
+
 def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | None = None) -> Resolution:
     """`here`: the machine that serves; None: this one."""
     values, warnings = options.read(request.options, environ)
@@ -99,30 +115,39 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
     override = overrides.read(request.override)
     here = here or _look(values, environ)
     choice = picked(values, env, here)
-    backend, notes = choice.backend, [*env.notes, *choice.notes]
-    capabilities = _capabilities(backend)
-    spec = _spec(request.model_dir, capabilities)
-    export = read_settings(request.model_dir)
-    length = _length(request.max_model_len, spec, warnings)
-    block_size = _block_size(request.block_size, length, capabilities, notes)
-    chunk, chunked = _chunks(request, values, length, capabilities, env, notes, warnings)
-    config = NeuronConfig(
-        backend=backend,
+    capabilities = _capabilities(choice.backend)
+    spec, export = _spec(request.model_dir, capabilities), read_settings(request.model_dir)
+    notes = [*env.notes, *choice.notes]
+    given = _Given(request, values, env, override, choice.backend, capabilities, spec, export, notes, warnings)
+    config = _config(given)
+    plan = _plan(config)
+    _check(config, given, environ)
+    device = f"device: {choice.backend} ({choice.why})"
+    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here)
+
+
+def _config(given: _Given) -> NeuronConfig:
+    request, values, env, capabilities = given.request, given.values, given.env, given.capabilities
+    length = _length(request.max_model_len, given.spec, given.warnings)
+    block_size = _block_size(request.block_size, length, capabilities, given.notes)
+    chunk, chunked = _chunks(request, values, length, capabilities, env, given.notes, given.warnings)
+    return NeuronConfig(
+        backend=given.backend,
         max_num_seqs=request.max_num_seqs or capabilities.default_max_num_seqs,
         max_model_len=length,
         block_size=block_size,
-        vocab_size=spec.vocab_size,
-        tensor_parallel_size=_cores(request.tensor_parallel_size, capabilities, warnings),
-        dtype=_dtype(request.dtype, spec, capabilities),
-        quantization=_quantization(request, values, override, env, capabilities, export),
+        vocab_size=given.spec.vocab_size,
+        tensor_parallel_size=_cores(request.tensor_parallel_size, capabilities, given.warnings),
+        dtype=_dtype(request.dtype, given.spec, capabilities),
+        quantization=_quantization(request, values, given.override, env, capabilities, given.export),
         quantize_head=bool(values["quantize_head"]),
         chunk_tokens=chunk,
         context_buckets=env.context_buckets,
         token_generation_buckets=env.token_generation_buckets,
         chunked_prefill=chunked,
-        prefix_caching=_prefix_caching(request, block_size == length, capabilities, notes),
-        sampling=_sampling(values, override, env, capabilities),
-        threads=_threads(_optional_int(values["threads"]), request.local_engines, capabilities, notes),
+        prefix_caching=_prefix_caching(request, block_size == length, capabilities, given.notes),
+        sampling=_sampling(values, given.override, env, capabilities),
+        threads=_threads(_optional_int(values["threads"]), request.local_engines, capabilities, given.notes),
         artifacts=_optional_text(values["artifacts"]),
         cache_url=_optional_text(values["cache_url"]),
         require_cached=bool(values["require_cached"]),
@@ -130,18 +155,19 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
         device_timeout=_optional_int(values["device_timeout"]),
         device_restarts=_optional_int(values["device_restarts"]) or 0,
         step_tokens=request.max_num_batched_tokens,
-        overrides=override,
+        overrides=given.override,
         speculation=_speculation(request.speculation, capabilities),
     )
-    plan = _plan(config)
-    notes += _without_effect(config)
-    notes += _several_machines(config, environ)
+
+
+def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> None:
+    """What only the whole configuration shows."""
+    given.notes.extend(_without_effect(config))
+    given.notes.extend(_several_machines(config, environ))
     _check_cache(config, environ)
-    _check_override(config, spec, notes, warnings)
-    if export is not None:
-        notes += export_rules.check(export, request.model_dir, config)
-    device = f"device: {backend} ({choice.why})"
-    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here)
+    _check_override(config, given.spec, given.notes, given.warnings)
+    if given.export is not None:
+        given.notes.extend(export_rules.check(given.export, given.request.model_dir, config))
 
 
 def picked(values: Mapping[str, object], env: Environment, here: Machine) -> Pick:
