@@ -65,8 +65,8 @@ def lines(built: Collection[str]) -> list[str]:
         *how,
         *images,
         "on the host: the driver, aws-neuronx-dkms; in the environment: the runtime, aws-neuronx-runtime-lib",
-        "Trn2, Trn3: torch-neuronx is TorchNeuron there, installed as the SDK's own guide says; nothing of ours has run",
-        "there, and one core is used. Inf1 is not served",
+        "Trn2, Trn3: torch-neuronx is TorchNeuron, installed as the SDK's own guide says; nothing of ours ran there,",
+        "and one core is used. Inf1 is not served",
     ]
 
 
