@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -77,6 +78,16 @@ class Scrape:
         # The parser gives every counter its suffix, whether the text has it or not.
         samples = [sample for family in self.families.values() for sample in family.samples if sample.labels == labels]
         return sum(sample.value for sample in samples if sample.name in (name, f"{name}_total"))
+
+
+def at_rest(server: Server) -> Scrape:
+    """Nothing runs, and the engine's counts, which are at most a second old, have come to rest too."""
+    server.wait_for_metric("vllm:num_requests_running", 0)
+    before = None
+    while before != (now := sum_of(Scrape(server), "tgi_batch_inference_count")):
+        before = now
+        time.sleep(1.2)
+    return Scrape(server)
 
 
 def generate(server: Server, **body: object) -> httpx.Response:
@@ -171,7 +182,7 @@ def test_vllm_s_are_there_in_the_format_it_has(scrape: Scrape) -> None:
 
 
 def test_values_move_with_a_request(server: Server) -> None:
-    before = Scrape(server)
+    before = at_rest(server)
     asked = {"max_new_tokens": 6, "details": True}
     assert generate(server, inputs="One, two, three", parameters=asked).status_code == 200
     server.wait_for_metric("tgi_batch_current_size", 0)
@@ -200,7 +211,7 @@ def test_values_move_with_a_request(server: Server) -> None:
 
 
 def test_requests_of_the_openai_routes_count_too(server: Server) -> None:
-    before = Scrape(server)
+    before = at_rest(server)
     body = {"model": "smollm2", "prompt": "One, two, three", "max_tokens": 6, "ignore_eos": True}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
     assert answer.status_code == 200
