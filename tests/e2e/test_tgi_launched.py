@@ -123,6 +123,9 @@ def test_a_full_house(server: Server) -> None:
 BUSY = {"error": "Model is overloaded", "error_type": "overloaded"}
 
 
+TOO_MUCH = "`inputs` tokens + `max_new_tokens` must be <= 128. Given: {length} `inputs` tokens"
+
+
 class TestOpenAi:
     @pytest.mark.parametrize("model", ["tgi", "dummy", "ours", None])
     def test_any_model_name(self, server: Server, model: str | None) -> None:
@@ -154,34 +157,25 @@ class TestOpenAi:
         assert reply.strip().startswith("4")
 
     @pytest.mark.parametrize(
-        ("asked", "message"),
+        ("words", "asked", "message"),
         [
-            ({}, "`inputs` must have less than 64 tokens. Given: {length}"),
-            (
-                {"max_tokens": 100},
-                "`inputs` tokens + `max_new_tokens` must be <= 128. "
-                "Given: {length} `inputs` tokens and 100 `max_new_tokens`",
-            ),
+            (69, {}, "`inputs` must have less than 64 tokens. Given: {length}"),
+            (69, {"max_tokens": 100}, f"{TOO_MUCH} and 100 `max_new_tokens`"),
+            (400, {}, f"{TOO_MUCH} and 0 `max_new_tokens`"),  # longer than the engine could read
+            (400, {"max_tokens": 100}, f"{TOO_MUCH} and 100 `max_new_tokens`"),
         ],
     )
     @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/invocations"])
-    @pytest.mark.parametrize("words", [69, 400])
     def test_its_own_limits(self, server: Server, path: str, words: int, asked: dict[str, int], message: str) -> None:
-        """Also of what is longer than the engine could read."""
         text = "one " * words + "two"
-        chat = {"messages": [{"role": "user", "content": text}]}
-        body = {**(chat if "chat" in path else {"prompt": text}), "stream": True, **asked}
-        key = {"authorization": f"Bearer {KEY}"}
-        counted = f"{server.url}/tokenize"
-        length = httpx.post(counted, json=chat if "chat" in path else {"prompt": text}, headers=key, timeout=PATIENCE)
-        response = post(server, path, body)
-        if length.status_code == 200:
-            message = message.format(length=length.json()["count"])
-        else:
-            message = message.partition("{length}")[0]
+        prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+        length = post(server, "/tokenize", prompt).json()["count"]
+        response = post(server, path, {**prompt, "stream": True, **asked})
         assert response.status_code == 422, response.text
-        assert response.json()["error_type"] == "validation"
-        assert response.json()["error"].startswith(f"Input validation error: {message}")
+        assert response.json() == {
+            "error": f"Input validation error: {message.format(length=length)}",
+            "error_type": "validation",
+        }
 
     def test_an_answer_ends_at_the_total(self, server: Server) -> None:
         body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}

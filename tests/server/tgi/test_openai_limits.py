@@ -86,6 +86,11 @@ def test_refused_and_counted(kind: str, asked: dict[str, int], message: str) -> 
     assert server.registry.get_sample_value("tgi_request_failure_total", {"err": "validation"}) == 1
 
 
+def test_a_prompt_above_the_total_leaves_nothing() -> None:
+    with pytest.raises(ValidationError, match="Given: 40 `inputs` tokens and 0 `max_new_tokens`"):
+        Server(40).reply()
+
+
 def test_vllm_s_own_limit_is_out_of_the_way_there_and_nowhere_else() -> None:
     server = Server()
     assert server.chat.online_renderer.model_config.max_model_len == ANY_LENGTH
