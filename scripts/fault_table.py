@@ -49,6 +49,10 @@ docs/device-protocol.md) and restarted at once: the next request waits for that 
 the dead device is used. A request that comes within that second gets the one error. What fails to come back ends the
 server as in the last row.
 
+A restart that hangs or is stopped while it loads or compiles is not in the table, because the deadlines there are half
+an hour and more. `tests/device/test_remote.py` checks these on the device alone, with short deadlines: it is ended like
+the others, and counts as an attempt that failed.
+
 When the restarts are used up, `/health` answers 503 for {GRACE_SECONDS:.0f} s, and requests get the message in the
 last row; then the server exits with status 1, its last line says where the reason is. With
 `VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1` it stays, and says 503, until it is stopped.
@@ -71,12 +75,13 @@ def row(outcome: Outcome, good: str) -> str:
 
 def last_row(ending: Ending) -> str:
     health = "`/health` " + ", then ".join("nobody listens" if one is None else str(one) for one in ending.health)
+    after = "the same" if ending.after == ending.waiting else ending.after.outcome
     cells = (
         "kill -9, and no restart works",
         "decode",
         _words(ending.running, ""),
         ending.waiting.outcome,
-        f"{ending.after.outcome}; {health}; the server exits with {ending.exit_code}",
+        f"{after}; {health}; the server exits with {ending.exit_code}",
         "never",
         f"{len(ending.left)} processes" if ending.left else "nothing",
     )

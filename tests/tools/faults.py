@@ -44,9 +44,13 @@ CASES = (
     Case("kill -9", "decode", {"decode": "die"}),
     Case("kill -9, twice", "decode, then the restart's load", {"decode": "die", "load": "die"}),
     Case("kill -9, twice", "decode, then the restart's compile", {"decode": "die", "compile": "die"}),
+    Case("hangs", "prefill", {"prefill": "hang"}, at_prefill=True),
     Case("hangs", "decode", {"decode": "hang"}),
     Case("stopped (SIGSTOP)", "prefill", {"prefill": "stop"}, at_prefill=True),
+    Case("stopped (SIGSTOP)", "decode", {"decode": "stop"}),
+    Case("writes what is no message", "prefill", {"prefill": "babble"}, at_prefill=True),
     Case("writes what is no message", "decode", {"decode": "babble"}),
+    Case("the backend raises", "prefill", {"prefill": "break"}, at_prefill=True),
     Case("the backend raises", "decode", {"decode": "break"}),
 )
 
