@@ -89,7 +89,7 @@ def pipeline_tag(name: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi
 
     try:
-        return HfApi().model_info(name, revision=revision, timeout=_PATIENCE_S, expand=["pipelineTag"]).pipeline_tag
+        return HfApi().model_info(name, revision=revision, timeout=_PATIENCE_S, expand=["pipeline_tag"]).pipeline_tag
     except Exception:  # the hub's own errors have no common base, and none of them keeps the model from serving
         return None
 

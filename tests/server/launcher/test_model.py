@@ -74,7 +74,7 @@ class Hub(BaseHTTPRequestHandler):
     """Knows one model."""
 
     def do_GET(self) -> None:
-        known = self.path == "/api/models/team/model/revision/main?expand=pipelineTag"
+        known = self.path == "/api/models/team/model/revision/main?expand=pipeline_tag"
         body = json.dumps({"id": "team/model", "pipeline_tag": "text2text-generation"} if known else {}).encode()
         self.send_response(200 if known else 404)
         self.send_header("content-type", "application/json")
