@@ -34,7 +34,10 @@ class Describing:
         elif self._start is not None:
             start, self._start = self._start, None
             if not message.get("more_body"):
-                _add(start, headers.of_openai_answer(self._compute_type, self._clock.timings, _usage(message["body"])))
+                _add(
+                    start,
+                    headers.of_openai_answer(self._compute_type, self._clock.timings, _usage(message.get("body", b""))),
+                )
             await self._send(start)
         await self._send(message)
 
