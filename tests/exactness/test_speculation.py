@@ -12,6 +12,7 @@ import pytest
 
 from ..tools.prompts import Prompt
 from .conftest import greedy
+from .test_smollm2 import check, test_alone, test_eight_at_once  # noqa: F401  (collected here, on this module's engine)
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from ..tools.engine import Engine
     from ..tools.reference import Reference
 
-# Chunks of 32 cut every prompt above that. 80 blocks of 16 hold one long sequence and not eight, so some are preempted.
 NUM_DRAFTS = 4
 
+# Chunks of 32 cut every prompt above that. 80 blocks of 16 hold one long sequence and not eight, so some are preempted.
 ENGINES: dict[str, dict[str, Any]] = {
     "chunks_32": {"block_size": 8, "options": {"chunk_tokens": 32}},
     "tiny_cache": {"block_size": 16, "num_gpu_blocks_override": 80},
@@ -47,24 +48,6 @@ def cold(engine: Engine) -> Iterator[Engine]:
 def num_accepted(engine: Engine) -> int:
     worker = engine.llm.collective_rpc(lambda worker: worker)[0]
     return sum(kept * times for kept, times in worker.runner.counters.accepted_drafts.items())
-
-
-def check(reference: Reference, prompts: list[Prompt], tokens: list[list[int]]) -> None:
-    reference.check(zip([prompt.tokens for prompt in prompts], tokens, strict=True))
-
-
-def test_alone(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference) -> None:
-    tokens = cold.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=1)
-    assert all(len(answer) == num_tokens for answer in tokens)
-    check(reference, prompts, tokens)
-
-
-def test_eight_at_once(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference) -> None:
-    longest_first = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
-    tokens = cold.run([prompt.tokens for prompt in longest_first], greedy(num_tokens), at_once=8)
-    check(reference, longest_first, tokens)
-    is_tiny = cold.core.vllm_config.cache_config.num_gpu_blocks_override is not None
-    assert (cold.num_preemptions > 0) == is_tiny
 
 
 def test_joined_late_and_left_early(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference) -> None:
