@@ -141,6 +141,19 @@ class DeviceOutput:
 
 
 @dataclass(frozen=True)
+class DraftRequest:
+    """After a step: what of it stands, and for which rows the draft shall look ahead. Filled by `bucketing.pack`.
+
+    The draft first reads the tokens of the step's batch that stand, so that its own cache, which lies in the target's
+    blocks, is in step with the target's; then the newest token; then it goes on by itself, greedily. It keeps nothing
+    between two calls but what lies in these blocks.
+    """
+
+    lengths: Int32  # [R], tokens of each decode row of the batch that stand: 1 + accepted drafts; 0 for a padding row
+    newest: Int32  # [N], the token that follows the row's last standing one; -1: read only, nothing is drafted
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What the scheduler and the platform need to know of a backend, as data."""
 
@@ -155,6 +168,7 @@ class Capabilities:
     sampling: Literal["per_step", "fixed"]
     max_top_k: int | None  # largest top_k the device samples itself; None: any
     prompt_logprobs: bool
+    drafts: bool  # a draft loaded beside the target runs by `Device.draft`
     fused_speculation: bool
     tensor_parallel_degrees: tuple[int, ...] | None  # None: any number
     default_max_num_seqs: int
@@ -182,6 +196,7 @@ class DeviceOptions:
     max_prompt_logprobs: int = 20
     neuron_config: Mapping[str, Any] = field(default_factory=dict)  # validated NeuronConfig overrides
     threads: int | None = None  # None: every core this process may use
+    num_drafts: int = 0  # tokens per `Device.draft` and row, k; 0: no draft
     sampling: str = "host"  # where `Capabilities.sampling` is "fixed": "host" gives logits, "device" token ids
     artifacts: str | None = None  # directory with compiled graphs; what is compiled is added. None: not kept
     require_artifacts: bool = False  # never compile: a graph that `artifacts` lacks is a `LoadError`
@@ -226,6 +241,11 @@ class Device(Protocol):
 
     def run(self, batch: PackedBatch) -> DeviceOutput:
         """Compute one step."""
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        """[N, k] tokens that may follow each row's `newest`, -1 in rows without one. `batch` is that of the last `run`,
+        its arrays untouched. Needs a `draft_dir` at `load` and `DeviceOptions.num_drafts`. The array belongs to the
+        device and is valid until its next call. A draft that would lie beyond the row's blocks may be any token."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy cache blocks, source to target (copy on write of a shared prefix). Block-cached devices only."""

@@ -83,6 +83,7 @@ COMPILED_IN = Capabilities(
     sampling="fixed",
     max_top_k=256,
     prompt_logprobs=False,
+    drafts=False,
     fused_speculation=False,
     tensor_parallel_degrees=(1, 2, 8, 32),
     default_max_num_seqs=4,

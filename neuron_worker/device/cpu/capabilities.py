@@ -16,6 +16,7 @@ CAPABILITIES = Capabilities(
     sampling="per_step",
     max_top_k=None,
     prompt_logprobs=True,
+    drafts=False,
     fused_speculation=False,
     tensor_parallel_degrees=None,
     default_max_num_seqs=32,

@@ -21,6 +21,7 @@ CAPABILITIES = Capabilities(
     sampling="per_step",
     max_top_k=None,  # the chip takes the likeliest; what is drawn at random is drawn on the host beside it
     prompt_logprobs=False,
+    drafts=False,
     fused_speculation=False,
     tensor_parallel_degrees=(1,),
     default_max_num_seqs=8,

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     sampling="fixed",
     max_top_k=CANDIDATES,
     prompt_logprobs=False,
+    drafts=False,
     fused_speculation=True,
     tensor_parallel_degrees=(1, 2, 4, 8, 12, 24, 32),
     default_max_num_seqs=8,
