@@ -9,6 +9,8 @@ MODEL =
 ARGS =
 PEERS =
 TESTS = tests
+# Tests at once: two keep two cores busy, and more only take each other's time.
+WORKERS = 2
 
 BIN := $(VENV)/bin
 # vLLM reports usage to its makers unless told not to.
@@ -25,7 +27,7 @@ DOCKER ?= docker
 help:
 	@echo 'make serve        set up, prepare the demo model, serve it on port $(PORT)'
 	@echo '                  (PORT=8001, HOST=0.0.0.0, MODEL=directory or hub id, ARGS="any vllm serve flags")'
-	@echo 'make test         set up, run the test suite (TESTS=path to run a part)'
+	@echo 'make test         set up, run the test suite (TESTS=path to run a part, WORKERS=1 for one test at a time)'
 	@echo 'make test-full    the same with full counts and the slow tests'
 	@echo 'make fuzz         10,000 requests made from the TGI routes'"'"' own description'
 	@echo 'make install      set up only, in $(VENV) (PYTHON=python3.12 to choose the interpreter)'
@@ -54,10 +56,10 @@ else
 endif
 
 test: install
-	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) $(TESTS) $(ARGS)
 
 test-full: install
-	@$(BIN)/python -m pytest --full $(TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --full $(TESTS) $(ARGS)
 
 fuzz: install
 	@$(BIN)/python -m pytest --cases 10000 tests/e2e/test_tgi_fuzz.py $(ARGS)
