@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 SERVERS = ("server", "tgi_server")
 """Fixtures of a whole session. Their tests run in one process, as each start costs half a minute."""
 
-FIRST = ("servers", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_speculation.py", "test_start_and_stop.py")
+FIRST = ("servers", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_start_and_stop.py")
 """Begun first, so that nothing long is left for the end."""
 
 
