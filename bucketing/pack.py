@@ -18,6 +18,7 @@ from neuronserve.neuron_worker.device.base import (
     SCRATCH_BLOCK,
     DecodePart,
     DeviceOutput,
+    DraftRequest,
     Float32,
     Float64,
     Int32,
@@ -33,6 +34,7 @@ from .errors import DoesNotFit
 from .row import Row
 
 NO_TARGET = -1
+NO_DRAFT = -1
 
 
 class StepPacker:
@@ -56,6 +58,13 @@ class StepPacker:
             raise KeyError(f"{shape} has no buffers; call prepare(shape) before the first step")
         return buffers.fill(rows)
 
+    def pack_draft(
+        self, rows: Sequence[Row], shape: StepShape, standing: Sequence[int], newest: Sequence[int]
+    ) -> DraftRequest:
+        """After a step of `rows`: how many tokens of each stand (a prompt's all do), and the token that follows them,
+        `NO_DRAFT` where nothing is to be drafted. `rows` is what `pack` was given."""
+        return self._buffers[shape].fill_draft(rows, standing, newest)
+
 
 class _Buffers:
     """One shape's arrays, and how much of them the last step used."""
@@ -74,6 +83,7 @@ class _Buffers:
             self.prefill if self.num_prompts else None,
             self.sampling,
         )
+        self.draft = DraftRequest(_zeros(num_rows), _zeros(num_rows + self.num_prompts) + NO_DRAFT)
         self._decodes = _Table(self.decode.blocks)
         self._prompts = _Table(self.prefill.blocks)
         self._prompt_tokens = 0
@@ -91,6 +101,16 @@ class _Buffers:
         self._fill_uniforms(decodes, prompts)
         prompt_logprobs = max((row.prompt_logprobs for row in prompts), default=0)
         return replace(self.batch, prompt_logprobs=prompt_logprobs) if prompt_logprobs else self.batch
+
+    def fill_draft(self, rows: Sequence[Row], standing: Sequence[int], newest: Sequence[int]) -> DraftRequest:
+        lengths, tokens = self.draft.lengths, self.draft.newest
+        lengths.fill(0)
+        tokens.fill(NO_DRAFT)
+        for row, place, count, token in zip(rows, places(rows, self.shape), standing, newest, strict=True):
+            tokens[place] = token
+            if row.is_decode:
+                lengths[place] = count
+        return self.draft
 
     def _check(self, decodes: Sequence[Row], prompts: Sequence[Row]) -> None:
         """All of it before the first write: a refused step leaves the buffers as they were."""
@@ -249,20 +269,26 @@ class RowOutput:
     drafts: Int32 | None  # [k]
 
 
+def places(rows: Sequence[Row], shape: StepShape) -> list[int]:
+    """Each row's place among a step's output rows."""
+    result = []
+    next_decode, next_prompt = 0, shape.decode_rows
+    for row in rows:
+        result.append(next_decode if row.is_decode else next_prompt)
+        next_decode += row.is_decode
+        next_prompt += not row.is_decode
+    return result
+
+
 def unpack(output: DeviceOutput, rows: Sequence[Row], shape: StepShape) -> list[RowOutput]:
     """One output per row, in the order `rows` were given to `pack`."""
     results: list[RowOutput] = []
-    next_decode, next_prompt = 0, shape.decode_rows
     next_score = 0
     logits = _logits_of(output, rows)
-    for index, row in enumerate(rows):
+    for index, (row, place) in enumerate(zip(rows, places(rows, shape), strict=True)):
         scores = None
-        if row.is_decode:
-            place, count = next_decode, len(row.tokens)
-            next_decode += 1
-        else:
-            place, count = next_prompt, 1
-            next_prompt += 1
+        count = len(row.tokens) if row.is_decode else 1
+        if not row.is_decode:
             if output.prompt_scores is not None and row.targets is not None:
                 scores = _slice_scores(output.prompt_scores, next_score, next_score + len(row.tokens))
             next_score += len(row.tokens)

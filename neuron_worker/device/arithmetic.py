@@ -12,6 +12,8 @@ Ids below RESERVED (padding, begin, end) are never the most likely answer.
 Its distribution is known too: from the answer upwards, around the vocabulary, each id is half as likely as
 the one before: 1/2, 1/4, 1/8, ...
 
+A draft may be loaded beside it: `arithmetic_cache.ArithmeticDraft`, right three times of four.
+
 The same class plays a device of whole slots that neither mixes nor splits prompts: pass `SLOT_CAPABILITIES`.
 It refuses whatever its capabilities say it cannot do.
 """
@@ -25,14 +27,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arithmetic_cache import ArithmeticDraft, Int64, TokenCache
 from .base import (
     SCRATCH_BLOCK,
     Capabilities,
     DecodePart,
     DeviceOptions,
     DeviceOutput,
+    DraftRequest,
     Float32,
     Int32,
     ModelFacts,
@@ -43,12 +46,10 @@ from .base import (
     StepShape,
     Want,
 )
+from .draft_rows import check_draft_options, draft_rows
 from .errors import DeviceError, DoesNotFit, LoadError, UncompiledShape
 
 RESERVED = 3
-POISON = 1_000_003  # what a cache position holds before it is written
-
-Int64 = NDArray[np.int64]
 
 CAPABILITIES = Capabilities(
     name="arithmetic",
@@ -62,7 +63,7 @@ CAPABILITIES = Capabilities(
     sampling="per_step",
     max_top_k=None,
     prompt_logprobs=True,
-    drafts=False,
+    drafts=True,
     fused_speculation=False,
     tensor_parallel_degrees=None,
     default_max_num_seqs=8,
@@ -78,6 +79,7 @@ SLOT_CAPABILITIES = replace(
     splits_prompts=False,
     all_live_rows_in_decode=True,
     prompts_per_prefill=1,
+    drafts=False,
     default_max_graphs=8,
     fine_prefill_ladder=False,
 )
@@ -110,7 +112,9 @@ class ArithmeticDevice:
     def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
         self._capabilities = capabilities
         self._options: DeviceOptions | None = None
-        self._cache: Int64 = np.zeros((0, 0), np.int64)  # [blocks, block size]
+        self._cache: TokenCache | None = None
+        self._draft: ArithmeticDraft | None = None
+        self._draft_cache: TokenCache | None = None
         self._shapes: set[StepShape] = set()
         self._sealed = False
 
@@ -119,11 +123,12 @@ class ArithmeticDevice:
         return self._capabilities
 
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
-        if draft_dir is not None:
+        if draft_dir is not None and not self._capabilities.drafts:
             raise LoadError(f"draft={draft_dir!r}: the {self._capabilities.name} device loads no draft; leave it out")
         config = self._read_config(Path(model_dir))
-        self._options = options
         self._vocab_size = int(config["vocab_size"])
+        self._draft = None if draft_dir is None else self._make_draft(model_dir, draft_dir, options)
+        self._options = options
         self._ramp = (-np.log(2) * np.arange(self._vocab_size)).astype(np.float32)
         return ModelFacts(
             architecture="Arithmetic",
@@ -131,11 +136,21 @@ class ArithmeticDevice:
             num_layers=1,
             num_kv_heads=1,
             head_dim=1,
-            bytes_per_kv_token=8,
+            bytes_per_kv_token=8 if self._draft is None else 16,
             weight_bytes=0,
             compute_dtype="float32",
             notes=(f"the {self._capabilities.name} device reads no weights and computes no model",),
         )
+
+    def _make_draft(self, model_dir: str, draft_dir: str, options: DeviceOptions) -> ArithmeticDraft:
+        check_draft_options(draft_dir, options)
+        vocab_size = int(self._read_config(Path(draft_dir))["vocab_size"])
+        if vocab_size != self._vocab_size:
+            raise LoadError(
+                f"the draft {draft_dir} has a vocabulary of {vocab_size}, the model {model_dir} one of "
+                f"{self._vocab_size}; give a draft with the model's vocabulary"
+            )
+        return ArithmeticDraft(lambda context: answer(context, vocab_size), vocab_size, options.num_drafts)
 
     @staticmethod
     def _read_config(model_dir: Path) -> dict[str, int]:
@@ -150,7 +165,8 @@ class ArithmeticDevice:
     def allocate(self, num_blocks: int) -> None:
         if self._options is None:
             raise DeviceError("the cache cannot be allocated before a model is loaded; call load first")
-        self._cache = np.full((num_blocks, self._options.block_size), POISON, dtype=np.int64)
+        self._cache = TokenCache(num_blocks, self._options.block_size)
+        self._draft_cache = TokenCache(num_blocks, self._options.block_size) if self._draft is not None else None
         self._live_slots: set[int] = set()
 
     def compile(self, shape: StepShape) -> None:
@@ -164,17 +180,29 @@ class ArithmeticDevice:
         self._sealed = True
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for source, target in pairs:
-            self._cache[target] = self._cache[source]
+        self._allocated().copy(pairs)
+        if self._draft_cache is not None:
+            self._draft_cache.copy(pairs)
 
     def close(self) -> None:
         self._shapes.clear()
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        self._check(batch)
+        if self._draft is None or self._draft_cache is None:
+            raise DeviceError("draft: no draft is loaded; give load a draft_dir and num_drafts")
+        return self._draft.run(self._draft_cache, draft_rows(batch, request, self._vocab_size))
+
+    def _allocated(self) -> TokenCache:
+        if self._cache is None:
+            raise DeviceError("run before allocate: there is no cache")
+        return self._cache
 
     def run(self, batch: PackedBatch) -> DeviceOutput:
         started = time.perf_counter()
         self._check(batch)
         rows = self._write(batch)
-        contexts = [self._context(blocks, start + length) for blocks, start, length in rows]
+        contexts = [self._allocated().context(blocks, start + length) for blocks, start, length in rows]
         answers = [self._answers(context, length) for context, (_, _, length) in zip(contexts, rows, strict=True)]
         tokens, logits = self._end_rows(batch, answers)
         scores = self._score_prompts(batch, answers)
@@ -184,8 +212,7 @@ class ArithmeticDevice:
         shape, can = batch.shape, self._capabilities
         if shape not in self._shapes:
             raise UncompiledShape(f"{shape} was not compiled; compiled: {sorted(self._shapes)}")
-        if not len(self._cache):
-            raise DeviceError("run before allocate: there is no cache")
+        self._allocated()
         if batch.decode is not None and batch.decode.tokens.shape != (shape.decode_rows, shape.decode_width):
             raise DeviceError(f"decode tokens are {batch.decode.tokens.shape}, the shape is {shape}")
         if batch.prefill is not None and batch.prefill.tokens.shape != (shape.prefill_tokens,):
@@ -217,31 +244,21 @@ class ArithmeticDevice:
                 rows.append((prefill.blocks[row], start, length))
                 if length:
                     self._live_slots.add(int(prefill.blocks[row][0]))
-        self._cache[SCRATCH_BLOCK] = POISON  # where a real device's padding writes
+        self._allocated().spoil(SCRATCH_BLOCK)  # where a real device's padding writes
         return rows
 
     def _store(self, blocks: Int32, start: int, tokens: Int32, shape: StepShape) -> None:
         if start + len(tokens) > shape.context:
             raise DoesNotFit(f"position {start + len(tokens) - 1} is outside a context of {shape.context}")
-        positions = np.arange(start, start + len(tokens))
-        size = self._cache.shape[1]
-        if (blocks[positions // size] == SCRATCH_BLOCK).any():
-            raise DeviceError(f"a real token at position {start} would be written to the scratch block")
-        self._cache[blocks[positions // size], positions % size] = tokens
+        self._allocated().store(blocks, start, tokens)
 
     def _lose_slots_left_out(self, decode: DecodePart) -> None:
         if not self._capabilities.all_live_rows_in_decode:
             return
         present = set(decode.blocks[decode.lengths > 0, 0].tolist())
         for slot in self._live_slots - present:
-            self._cache[slot] = POISON
+            self._allocated().spoil(slot)
         self._live_slots &= present
-
-    def _context(self, blocks: Int32, length: int) -> Int64:
-        positions = np.arange(length)
-        size = self._cache.shape[1]
-        context: Int64 = self._cache[blocks[positions // size], positions % size]
-        return context
 
     def _answers(self, context: Int64, length: int) -> Int64:
         """The next token after each of the last `length` tokens of a context."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuronserve.bucketing.errors import DoesNotFit
-from neuronserve.bucketing.pack import StepPacker, unpack
+from neuronserve.bucketing.pack import NO_DRAFT, StepPacker, unpack
 from neuronserve.bucketing.row import Row, demand_of, int32
 from neuronserve.bucketing.shape import StepDemand, holds
 from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch, PromptScores, StepShape, Want
@@ -276,3 +276,17 @@ def test_a_shape_holds_the_demand_of_rows_made_for_it(case: tuple[StepShape, lis
 def test_demand_counts_rows_widths_tokens_and_reach() -> None:
     rows = [decode(1, 9, [1, 2, 3]), replace(decode(1, 4, [4, 5]), tokens=int32([1, 2, 3])), prompt([1, 2], 3, [6, 7])]
     assert demand_of(rows) == StepDemand(decode_rows=2, decode_width=3, prefill_tokens=2, context=10)
+
+
+def test_a_draft_request_knows_what_stands_and_what_follows() -> None:
+    shape = StepShape(3, 3, 8, 16)
+    packer = StepPacker(BLOCK_SIZE, PROMPTS)
+    packer.prepare(shape)
+    rows = [decode(5, 4, [1, 2]), prompt([7, 8], 0, [3]), decode(6, 2, [4]), prompt([9], 4, [5, 6])]
+    packer.pack(rows, shape)
+
+    request = packer.pack_draft(rows, shape, [1, 2, 1, 1], [11, 12, NO_DRAFT, 13])
+    assert request.lengths.tolist() == [1, 1, 0]
+    assert request.newest.tolist() == [11, -1, -1, 12, 13, -1]  # three decode rows, then three prompts
+
+    assert packer.pack_draft(rows[:1], shape, [1], [2]).newest.tolist() == [2, -1, -1, -1, -1, -1]

@@ -9,28 +9,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
+from neuronserve.bucketing.pack import NO_DRAFT, RowOutput, StepPacker, places, unpack
 from neuronserve.bucketing.row import Row, int32
 from neuronserve.neuron_worker.device.arithmetic import SLOT_CAPABILITIES, ArithmeticDevice, answer, sample
 from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape, Want
-from neuronserve.neuron_worker.device.errors import DeviceError, LoadError, UncompiledShape
+from neuronserve.neuron_worker.device.errors import DeviceError, DoesNotFit, LoadError, UncompiledShape
 
 VOCABULARY = 103  # answers are 3 + (weighted sum) mod 100
 SHAPES = (StepShape(2, 1, 0, 16), StepShape(0, 1, 8, 16), StepShape(2, 1, 8, 16))
+VERIFY = StepShape(2, 4, 0, 16)
 LN2 = np.log(2)
 
 
 class World:
     """A loaded device of eight blocks of four tokens, and its packer."""
 
-    def __init__(self, directory: Path, device: ArithmeticDevice | None = None, block_size: int = 4) -> None:
+    def __init__(
+        self, directory: Path, device: ArithmeticDevice | None = None, block_size: int = 4, num_drafts: int = 0
+    ) -> None:
         (directory / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
         self.device = device or ArithmeticDevice()
-        options = DeviceOptions(max_num_seqs=2, max_model_len=16, block_size=block_size, prompts_per_call=2)
-        self.facts = self.device.load(str(directory), options)
+        options = DeviceOptions(
+            max_num_seqs=2, max_model_len=16, block_size=block_size, prompts_per_call=2, num_drafts=num_drafts
+        )
+        self.facts = self.device.load(str(directory), options, str(directory) if num_drafts else None)
         self.device.allocate(8)
         self.packer = StepPacker(block_size, 2)
-        for shape in SHAPES:
+        for shape in (*SHAPES, VERIFY):
             self.device.compile(shape)
             self.packer.prepare(shape)
         self.device.seal()
@@ -40,6 +45,12 @@ class World:
 
     def tokens(self, shape: StepShape, *rows: Row) -> list[int]:
         return [int(output.tokens[0]) for output in self.run(shape, *rows)]
+
+    def draft(self, shape: StepShape, *rows: Row, standing: list[int], newest: list[int]) -> list[list[int]]:
+        """Of a step that has been run."""
+        batch = self.packer.pack(rows, shape)
+        drafts = self.device.draft(batch, self.packer.pack_draft(rows, shape, standing, newest))
+        return [drafts[place].tolist() for place in places(rows, shape)]
 
 
 DECODE, PREFILL, MIXED = SHAPES
@@ -158,6 +169,82 @@ def test_names_what_it_could_not_read(tmp_path: Path) -> None:
     options = DeviceOptions(max_num_seqs=1, max_model_len=16, block_size=4, prompts_per_call=1)
     with pytest.raises(LoadError, match=r"config\.json: no readable vocab_size"):
         ArithmeticDevice().load(str(tmp_path), options)
+
+
+class TestDraft:
+    """Three tokens ahead of [3, 4]: the device itself goes on with 14, 56, 80."""
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> World:
+        return World(tmp_path, num_drafts=3)
+
+    def test_by_hand(self, world: World) -> None:
+        assert world.facts.bytes_per_kv_token == 16
+        world.run(PREFILL, prompt([3, 4], [1, 2]))
+        # 3 + 8 + 42 = 53: the answer is 56, a multiple of 4, so the draft has 57. 53 + 4 * 57 = 281: 84, so 85.
+        # 281 + 5 * 85 = 706: 9.
+        drafts = world.draft(PREFILL, prompt([3, 4], [1, 2]), standing=[2], newest=[14])
+        assert drafts == [[57, 85, 9]]
+
+    def test_a_rejected_draft_leaves_no_trace(self, world: World) -> None:
+        world.run(PREFILL, prompt([3, 4], [1, 2]))
+        world.draft(PREFILL, prompt([3, 4], [1, 2]), standing=[2], newest=[14])
+        row = Row(int32([14, 57, 85]), 2, int32([1, 2]), is_decode=True, want=Want.TOKEN)
+        world.run(VERIFY, row)
+        # Of 14, 57, 85 the first stands, 56 follows: 53 + 4 * 56 = 277: 80, so 81. 277 + 5 * 81 = 682: 85.
+        assert world.draft(VERIFY, row, standing=[1], newest=[56])[0][:2] == [81, 85]
+
+    def test_a_step_that_it_did_not_read_shows(self, world: World) -> None:
+        world.run(PREFILL, prompt([3, 4], [1, 2]))
+        world.run(DECODE, decode(14, 2, [1, 2]))
+        [drafts] = world.draft(DECODE, decode(14, 2, [1, 2]), standing=[1], newest=[56])
+        assert drafts[0] not in (80, 81)
+
+    def test_reads_a_chunk_and_drafts_nothing(self, world: World) -> None:
+        world.run(PREFILL, prompt([3], [1, 2], want=Want.NOTHING))
+        assert world.draft(PREFILL, prompt([3], [1, 2]), standing=[1], newest=[NO_DRAFT]) == [[-1, -1, -1]]
+        world.run(PREFILL, prompt([4], [1, 2], position=1))
+        assert world.draft(PREFILL, prompt([4], [1, 2], position=1), standing=[1], newest=[14]) == [[57, 85, 9]]
+
+    def test_a_copied_block_drafts_like_its_source(self, world: World) -> None:
+        world.run(PREFILL, prompt([3], [1]))
+        world.draft(PREFILL, prompt([3], [1]), standing=[1], newest=[NO_DRAFT])
+        world.device.copy_blocks([(1, 5)])
+        world.run(PREFILL, prompt([4], [5, 6], position=1))
+        assert world.draft(PREFILL, prompt([4], [5, 6], position=1), standing=[1], newest=[14]) == [[57, 85, 9]]
+
+    def test_beyond_the_rows_blocks_nothing_is_written(self, world: World) -> None:
+        world.run(PREFILL, prompt([3, 4], [1, 2]), prompt([5, 6, 7, 8], [3]))
+        rows = prompt([3, 4], [1, 2]), prompt([5, 6, 7, 8], [3])
+        drafts = world.draft(PREFILL, *rows, standing=[2, 4], newest=[14, 9])
+        assert drafts[0] == [57, 85, 9]
+        assert all(0 <= token < VOCABULARY for token in drafts[1])
+
+    def test_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
+        for name, size in (("target", 103), ("draft", 90)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": size}))
+        options = DeviceOptions(max_num_seqs=2, max_model_len=16, block_size=4, prompts_per_call=2, num_drafts=2)
+        with pytest.raises(LoadError, match=r"vocabulary of 90, .* of 103"):
+            ArithmeticDevice().load(str(tmp_path / "target"), options, str(tmp_path / "draft"))
+
+    @pytest.mark.parametrize(
+        ("standing", "newest", "text"),
+        [([2], [5], "2 tokens stand, the step had 1"), ([1], [103], "newest token 103"), ([0], [5], "no token")],
+    )
+    def test_refuses_what_does_not_belong_to_the_step(
+        self, world: World, standing: list[int], newest: list[int], text: str
+    ) -> None:
+        world.run(PREFILL, prompt([3, 4], [1]))
+        world.run(DECODE, decode(14, 2, [1]))
+        with pytest.raises(DoesNotFit, match=text):
+            world.draft(DECODE, decode(14, 2, [1]), standing=standing, newest=newest)
+
+    def test_refuses_without_a_draft(self, tmp_path: Path) -> None:
+        world = World(tmp_path)
+        world.run(PREFILL, prompt([3, 4], [1]))
+        with pytest.raises(DeviceError, match="no draft is loaded"):
+            world.draft(PREFILL, prompt([3, 4], [1]), standing=[2], newest=[14])
 
 
 class TestSlots:
