@@ -75,12 +75,9 @@ class Following:
 
     def _top(self, scores: Mapping[int, Logprob]) -> list[Token]:
         """The likeliest tokens of this position; those that a limit of the request ruled out are not among them."""
-        ranked = sorted(scores.items(), key=lambda item: (-item[1].logprob, item[1].rank or 0))
-        best = [(id, score.logprob) for id, score in ranked[: self._job.asked.top_n_tokens or 0]]
+        best = _likeliest(scores, self._job.asked.top_n_tokens or 0)
         texts = self._vocabulary.alone([id for id, _ in best])
-        return [
-            self._token(id, text, logprob) for (id, logprob), text in zip(best, texts, strict=True) if isfinite(logprob)
-        ]
+        return [self._token(id, text, logprob) for (id, logprob), text in zip(best, texts, strict=True)]
 
     def prefill(self, scores: PromptLogprobs) -> list[PrefillToken]:
         """The prompt's next tokens; the first of all has no score."""
@@ -90,6 +87,15 @@ class Following:
             PrefillToken(id=id, text=text, logprob=_of(position, id))
             for id, text, position in zip(ids, self._vocabulary.alone(ids), scores, strict=True)
         ]
+
+
+def _likeliest(scores: Mapping[int, Logprob], num: int) -> list[tuple[int, float]]:
+    """(id, log-probability) of `num` tokens and of those that tie with the last of them."""
+    if not num:
+        return []
+    ranked = sorted(scores.items(), key=lambda item: (-item[1].logprob, item[1].rank or 0))
+    possible = [(id, score.logprob) for id, score in ranked if isfinite(score.logprob)]
+    return [(id, logprob) for id, logprob in possible if logprob >= possible[:num][-1][1]]
 
 
 def _of(position: Mapping[int, Logprob] | None, id: int) -> float | None:

@@ -8,8 +8,8 @@ What a server of TGI's launcher also promises (any model name, TGI's limits and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,9 @@ from .admission import Admission
 from .dispatch import replayed
 from .errors import TgiError, ToolError, TransportError
 from .metrics import Recorder
-from .openai_headers import Describing
+from .openai_exchange import CURRENT, Exchange
+from .openai_headers import CountingRefusals, Describing
 from .openai_limits import UNSAID
-from .openai_requests import counted
 from .schemas import Grammar
 from .validation import Limits, check_grammar
 
@@ -180,15 +180,29 @@ class OpenAiCompat:
             try:
                 raw = await body.read_bytes(Request(scope, receive), limit)
                 asked = _asked(raw)
-                with nullcontext() if rules.recorder is None else counted(rules.recorder):
-                    changed = raw if asked is None else _changed(raw, asked, rules)
-                    if rules.admission is not None and asked is not None:
-                        held.enter_context(rules.admission.admit(num_answers(asked)))
+                if asked is not None and num_answers(asked):
+                    send = held.enter_context(_followed(send, rules, is_chat="messages" in asked))
+                changed = raw if asked is None else _changed(raw, asked, rules)
+                if rules.admission is not None and asked is not None:
+                    held.enter_context(rules.admission.admit(num_answers(asked)))
             except (TgiError, TransportError) as error:
                 return await errors.response(error)(scope, receive, send)
-            if rules.compute_type is not None and asked is not None and num_answers(asked):
-                send = Describing(send, rules.compute_type)
             return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)
+
+
+@contextmanager
+def _followed(send: Send, rules: Rules, *, is_chat: bool) -> Iterator[Send]:
+    """`send` of a request for an answer, with what this server counts and shows of it."""
+    exchange = Exchange()
+    if rules.compute_type is not None:
+        send = Describing(send, rules.compute_type, exchange, is_chat=is_chat)
+    if rules.recorder is not None:
+        send = CountingRefusals(send, rules.recorder)
+    token = CURRENT.set(exchange)
+    try:
+        yield send
+    finally:
+        CURRENT.reset(token)
 
 
 def _asked(raw: bytes) -> Json | None:

@@ -8,19 +8,16 @@ that the total leaves.
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.renderers.inputs.preprocess import extract_prompt_len
 
-from .metrics import Recorder
-from .openai_requests import counted
+from .openai_exchange import Render, prompts_of
 from .validation import Limits, check_length
 
 if TYPE_CHECKING:
     from starlette.datastructures import State
-
-Render = Callable[[Any], Awaitable[Any]]
 
 ANY_LENGTH = 2**62
 """Tokens: a body has a limit of its own."""
@@ -29,16 +26,14 @@ UNSAID = ANY_LENGTH
 """As a completion's `max_tokens`; of null, and of nothing, vLLM makes 16."""
 
 
-def hold(state: State, limits: Limits, recorder: Recorder) -> None:
+def hold(state: State, limits: Limits) -> None:
     """From now on, by the handlers in `state`."""
     chat, completion = state.openai_serving_chat, state.openai_serving_completion
-    chat.render_chat_request = _within_limits(chat, chat.render_chat_request, limits, recorder)
-    completion.render_completion_request = _within_limits(
-        completion, completion.render_completion_request, limits, recorder
-    )
+    chat.render_chat_request = _within_limits(chat, chat.render_chat_request, limits)
+    completion.render_completion_request = _within_limits(completion, completion.render_completion_request, limits)
 
 
-def _within_limits(serving: Any, render: Render, limits: Limits, recorder: Recorder) -> Render:
+def _within_limits(serving: Any, render: Render, limits: Limits) -> Render:
     """Configurations are copied, because vLLM's other routes have the originals."""
     serving.online_renderer = copy.copy(serving.online_renderer)
     serving.online_renderer.model_config = _with_length(serving.model_config, ANY_LENGTH)
@@ -46,9 +41,8 @@ def _within_limits(serving: Any, render: Render, limits: Limits, recorder: Recor
 
     async def render_within_limits(request: Any) -> Any:
         rendered = await render(request)
-        lengths = [extract_prompt_len(serving.model_config, prompt) for prompt in _prompts(rendered)]
-        with counted(recorder):
-            check(request, lengths, limits)
+        lengths = [extract_prompt_len(serving.model_config, prompt) for prompt in prompts_of(rendered)]
+        check(request, lengths, limits)
         return rendered
 
     return render_within_limits
@@ -58,12 +52,6 @@ def _with_length(model_config: Any, length: int) -> Any:
     found = copy.copy(model_config)
     found.max_model_len = length
     return found
-
-
-def _prompts(rendered: Any) -> Sequence[Any]:
-    """A completion's, or a chat's, which stand behind its conversation; a refusal of vLLM's has none."""
-    found = rendered[1] if isinstance(rendered, tuple) else rendered
-    return found if isinstance(found, Sequence) else ()
 
 
 def check(request: Any, lengths: Iterable[int], limits: Limits) -> None:

@@ -1,18 +1,15 @@
 """The OpenAI routes' requests in TGI's metrics, where TGI counts them too. vLLM answers them, so they are counted when
-the engine says that one has ended. What TGI's rules refuse never reaches the engine, and is counted where it is
-refused; what vLLM refuses by itself is in no `tgi_*` metric.
+the engine says that one has ended. What is refused never reaches the engine, and is counted by its answer's status
+(`openai_headers.CountingRefusals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine import FinishReason
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
-from .errors import Overloaded, TgiError
 from .generate import REQUEST_PREFIX
 from .metrics import FailureKind, Recorder, Timings
 
@@ -28,17 +25,6 @@ def watch(engine: EngineClient, recorder: Recorder) -> None:
     manager = getattr(engine, "logger_manager", None)
     if manager is not None:
         manager.stat_loggers.append(OpenAiRequests(recorder))
-
-
-@contextmanager
-def counted(recorder: Recorder) -> Iterator[None]:
-    """A refusal inside is a request that came and failed."""
-    try:
-        yield
-    except TgiError as error:
-        recorder.request_started()
-        recorder.request_failure("overloaded" if isinstance(error, Overloaded) else "validation")
-        raise
 
 
 class OpenAiRequests(AggregateStatLoggerBase):

@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from neuronserve.neuron_worker.config import user_options
 from neuronserve.neuron_worker.options import tgi_option
 
-from . import auth, errors, openai_limits, openai_requests, routes, service
+from . import auth, errors, openai_exchange, openai_limits, openai_requests, routes, service
 from .openai_compat import OpenAiCompat, Rules
 from .settings import TgiSettings
 
@@ -43,7 +43,8 @@ class TgiPlugin:
             state.tgi = service.make(engine_client, settings, args, os.environ)
             openai_requests.watch(engine_client, state.tgi.recorder)
             if settings.any_model_name:
-                openai_limits.hold(state, state.tgi.limits, state.tgi.recorder)
+                openai_limits.hold(state, state.tgi.limits)
+                openai_exchange.follow(state)
 
 
 def _allow_origins(args: Namespace, settings: TgiSettings) -> None:

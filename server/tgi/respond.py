@@ -53,7 +53,7 @@ def stream(request: Request, service: TgiService, asked: GenerateRequest, clock:
     """Status 200 whatever happens: an error is the last event."""
     return sse.EventStream(
         _events(request, service, asked, clock, _choose(asked, full_text)),
-        headers.of_stream(service.compute_type, asked.inputs),
+        headers.of_stream(service.compute_type, len(asked.inputs)),
     )
 
 

@@ -107,7 +107,7 @@ def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: 
         limits=limits,
         engine=engine,
         vocabulary=vocabulary,
-        generator=Generator(engine, vocabulary, _offers(neuron, settings)),
+        generator=Generator(engine, vocabulary, _offers(neuron, settings, config.model_config.max_logprobs)),
         admission=Admission(
             admission.share(settings.max_concurrent_requests, config.parallel_config._api_process_count)
         ),
@@ -117,9 +117,14 @@ def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: 
     )
 
 
-def _offers(neuron: NeuronConfig, settings: TgiSettings) -> Offers:
+def _offers(neuron: NeuronConfig, settings: TgiSettings, max_logprobs: int) -> Offers:
     scores = not neuron.samples_by_its_own_rule
-    return Offers(logprobs=scores, seeds=scores, prefill_logprobs=settings.enable_prefill_logprobs)
+    return Offers(
+        logprobs=scores,
+        seeds=scores,
+        prefill_logprobs=settings.enable_prefill_logprobs,
+        max_logprobs=max_logprobs if 0 <= max_logprobs < Offers.max_logprobs else Offers.max_logprobs,
+    )
 
 
 class Recording:

@@ -80,6 +80,7 @@ class Offers:
     logprobs: bool = True
     seeds: bool = True
     prefill_logprobs: bool = True
+    max_logprobs: int = 20  # of a position
 
 
 def seed_of(job: Job, offers: Offers) -> int | None:
@@ -110,8 +111,10 @@ def sampling_params(job: Job, seed: int | None, offers: Offers) -> SamplingParam
 
 
 def _num_logprobs(job: Job, offers: Offers) -> int | None:
+    if job.asked.top_n_tokens:
+        return max(job.asked.top_n_tokens, offers.max_logprobs)  # some may tie with the last one that was asked for
     if job.needs_logprobs or (job.shows_logprobs and offers.logprobs):
-        return job.asked.top_n_tokens or 0
+        return 0
     return None
 
 

@@ -123,6 +123,22 @@ def test_a_full_house(server: Server) -> None:
 BUSY = {"error": "Model is overloaded", "error_type": "overloaded"}
 
 
+NUMBERS = {
+    "x-compute-characters",
+    "x-total-time",
+    "x-validation-time",
+    "x-queue-time",
+    "x-inference-time",
+    "x-time-per-token",
+    "x-prompt-tokens",
+    "x-generated-tokens",
+}
+
+
+def of_tgi(response: httpx.Response) -> dict[str, str]:
+    return {name: value for name, value in response.headers.items() if name.startswith("x-")}
+
+
 TOO_MUCH = "`inputs` tokens + `max_new_tokens` must be <= 128. Given: {length} `inputs` tokens"
 
 
@@ -135,15 +151,44 @@ class TestOpenAi:
         assert response.json()["model"] == "ours"
 
     @pytest.mark.parametrize("path", ["/v1/completions", "/invocations"])
-    def test_headers_of_an_answer(self, server: Server, path: str) -> None:
-        body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0}
+    def test_headers_of_a_completion(self, server: Server, path: str) -> None:
+        body = {"prompt": [PROMPT, "ab"], "max_tokens": 3, "temperature": 0}
         answer = post(server, path, body)
-        usage = answer.json()["usage"]
-        assert answer.headers["x-compute-type"] == "1-cpu"
-        assert answer.headers["x-prompt-tokens"] == str(usage["prompt_tokens"])
-        assert answer.headers["x-generated-tokens"] == str(usage["completion_tokens"])
-        stream = post(server, path, {**body, "stream": True})
-        assert (stream.headers["x-compute-type"], stream.headers["x-accel-buffering"]) == ("1-cpu", "no")
+        found, usage = of_tgi(answer), answer.json()["usage"]
+        assert found.keys() == {*NUMBERS, "x-compute-type"}
+        assert found["x-compute-type"] == "1-cpu"
+        assert found["x-compute-characters"] == str(len(PROMPT) + 2)
+        assert found["x-prompt-tokens"] == str(usage["prompt_tokens"])
+        assert found["x-generated-tokens"] == str(usage["completion_tokens"]) == "6"
+        assert int(found["x-inference-time"]) >= int(found["x-time-per-token"]) > 0
+        parts = sum(int(found[f"x-{part}-time"]) for part in ("validation", "queue", "inference"))
+        assert 0 <= int(found["x-total-time"]) - parts <= 3  # each is cut to whole milliseconds
+
+    def test_headers_of_a_chat(self, server: Server) -> None:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        found = of_tgi(post(server, "/v1/chat/completions", body))
+        assert found.keys() == {*NUMBERS, "x-compute-type", "x-compute-time"}
+        templated = post(server, "/chat_tokenize", body).json()["templated_text"]
+        assert found["x-compute-characters"] == str(len(templated))
+        assert int(float(found["x-compute-time"]) * 1000) == int(found["x-total-time"])
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/invocations"])
+    def test_headers_of_a_stream(self, server: Server, path: str) -> None:
+        stream = post(server, path, {"prompt": PROMPT, "max_tokens": 3, "stream": True})
+        characters = str(len(PROMPT))
+        expected = {"x-compute-type": "1-cpu", "x-compute-characters": characters, "x-accel-buffering": "no"}
+        assert of_tgi(stream) == expected
+
+    def test_vllm_s_refusals_are_counted(self, server: Server) -> None:
+        def failures() -> float:
+            text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE).text
+            lines = [line for line in text.splitlines() if line.startswith('tgi_request_failure{err="validation"}')]
+            return float(lines[0].split()[-1]) if lines else 0.0
+
+        before = failures()
+        refused = post(server, "/v1/completions", {"prompt": PROMPT, "temperature": -1})
+        assert refused.status_code == 400
+        assert failures() == before + 1
 
     def test_a_completion_uses_the_whole_context(self, server: Server) -> None:
         body = {"model": "tgi", "prompt": "1 2 3 4 5 6", "temperature": 0}

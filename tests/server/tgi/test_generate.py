@@ -123,6 +123,19 @@ def test_json_has_no_infinity(vocabulary: Vocabulary) -> None:
     assert step.top_tokens == []
 
 
+def test_tokens_that_tie_with_the_last_are_top_tokens_too(vocabulary: Vocabulary) -> None:
+    scores = {1: -0.5, 2: -1.0, 3: -1.0, 4: -1.0, 5: -2.0, 6: -math.inf}
+    part = CompletionOutput(
+        0, "", [5], None, [{id: Logprob(logprob, 1) for id, logprob in scores.items()}], finish_reason="length"
+    )
+    said_scores = RequestOutput("r", None, [1], None, [part], finished=True)
+    num_tops = {}
+    for num in (0, 1, 2, 5):
+        (step,) = steps(Engine([said_scores]), vocabulary, job(top_n_tokens=num))
+        num_tops[num] = [token.id for token in step.top_tokens]
+    assert num_tops == {0: [], 1: [1], 2: [1, 2, 3, 4], 5: [1, 2, 3, 4, 5]}
+
+
 def best(engine: Any, vocabulary: Vocabulary, asked: Job) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
         found = await Generator(engine, vocabulary, Offers()).answers(asked, Clock(), None)

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.inputs import tokens_input
 
 from neuronserve.server.tgi.errors import ValidationError
-from neuronserve.server.tgi.metrics import Recorder
 from neuronserve.server.tgi.openai_limits import ANY_LENGTH, UNSAID, hold
 from neuronserve.server.tgi.validation import Limits
 
@@ -27,13 +25,12 @@ class Server:
 
     def __init__(self, *lengths: int, refusal: ErrorResponse | None = None) -> None:
         self.prompts = [tokens_input([1] * length) for length in lengths]
-        self.registry = CollectorRegistry()
         self.config = SimpleNamespace(max_model_len=32, is_encoder_decoder=False)
         self.chat, self.completion = self._handler(), self._handler()
         self.chat.render_chat_request = self._rendering(refusal or ([], self.prompts))
         self.completion.render_completion_request = self._rendering(refusal or self.prompts)
         state: Any = SimpleNamespace(openai_serving_chat=self.chat, openai_serving_completion=self.completion)
-        hold(state, LIMITS, Recorder(8, 18, self.registry))
+        hold(state, LIMITS)
 
     def _handler(self) -> SimpleNamespace:
         return SimpleNamespace(model_config=self.config, online_renderer=SimpleNamespace(model_config=self.config))
@@ -78,12 +75,11 @@ def test_unsaid_is_all_that_the_total_leaves() -> None:
         ),
     ],
 )
-def test_refused_and_counted(kind: str, asked: dict[str, int], message: str) -> None:
+def test_refused_in_tgi_s_words(kind: str, asked: dict[str, int], message: str) -> None:
     server = Server(3, 9)
     with pytest.raises(ValidationError) as refused:
         getattr(server, kind)(**asked)
     assert str(refused.value).removeprefix("Input validation error: ") == message
-    assert server.registry.get_sample_value("tgi_request_failure_total", {"err": "validation"}) == 1
 
 
 def test_a_prompt_above_the_total_leaves_nothing() -> None:
