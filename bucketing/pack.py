@@ -266,7 +266,6 @@ class RowOutput:
     tokens: Int32  # [n] of a decode row, [1] of a prompt; -1 where no token was wanted
     logits: Float32 | None  # [the same, vocabulary], where logits were wanted
     prompt_scores: PromptScores | None  # the prompt's own part
-    drafts: Int32 | None  # [k]
 
 
 def places(rows: Sequence[Row], shape: StepShape) -> list[int]:
@@ -292,8 +291,7 @@ def unpack(output: DeviceOutput, rows: Sequence[Row], shape: StepShape) -> list[
             if output.prompt_scores is not None and row.targets is not None:
                 scores = _slice_scores(output.prompt_scores, next_score, next_score + len(row.tokens))
             next_score += len(row.tokens)
-        drafts = None if output.drafts is None else output.drafts[place]
-        results.append(RowOutput(output.tokens[place, :count], logits[index], scores, drafts))
+        results.append(RowOutput(output.tokens[place, :count], logits[index], scores))
     return results
 
 

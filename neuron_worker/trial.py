@@ -126,4 +126,4 @@ def _token(output: RowOutput) -> int:
 
 def _copied(output: RowOutput) -> RowOutput:
     logits = None if output.logits is None else output.logits.copy()
-    return RowOutput(output.tokens.copy(), logits, output.prompt_scores, output.drafts)
+    return RowOutput(output.tokens.copy(), logits, output.prompt_scores)

@@ -46,7 +46,7 @@ from .base import (
     StepShape,
     Want,
 )
-from .draft_rows import check_draft_options, draft_rows
+from .draft_rows import check_draft_options, draft_rows, no_draft
 from .errors import DeviceError, DoesNotFit, LoadError, UncompiledShape
 
 RESERVED = 3
@@ -190,7 +190,7 @@ class ArithmeticDevice:
     def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
         self._check(batch)
         if self._draft is None or self._draft_cache is None:
-            raise DeviceError("draft: no draft is loaded; give load a draft_dir and num_drafts")
+            raise no_draft()
         return self._draft.run(self._draft_cache, draft_rows(batch, request, self._vocab_size))
 
     def _allocated(self) -> TokenCache:

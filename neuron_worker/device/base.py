@@ -136,7 +136,6 @@ class DeviceOutput:
     logits: Float32 | None = None  # [M, vocabulary]: rows with Want.LOGITS in order, each giving `length` rows
     # (a decode row one per real token, a prompt one)
     prompt_scores: PromptScores | None = None
-    drafts: Int32 | None = None  # [N, k], the loaded draft's proposal for the next step
     device_seconds: float = 0.0  # time inside the device call, for the host-time metric
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import DeviceOptions, DraftRequest, Int32, PackedBatch
-from .errors import DoesNotFit, LoadError
+from .errors import DeviceError, DoesNotFit, LoadError
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ def draft_rows(batch: PackedBatch, request: DraftRequest, vocab_size: int) -> li
 def check_draft_options(draft_dir: str, options: DeviceOptions) -> None:
     if options.num_drafts < 1:
         raise LoadError(f"draft={draft_dir!r} with num_drafts={options.num_drafts}; give at least 1")
+
+
+def no_draft() -> DeviceError:
+    return DeviceError("draft: no draft is loaded; give load a draft_dir, and num_drafts in its options")
 
 
 def _standing(batch: PackedBatch, request: DraftRequest) -> Iterator[tuple[Int32, int, Int32]]:

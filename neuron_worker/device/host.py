@@ -26,6 +26,7 @@ from .base import Device, DeviceOptions, DeviceOutput, ModelFacts
 from .errors import DeviceError
 from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
+    DRAFT_REQUEST,
     PROTOCOL,
     RUN_REQUEST,
     BadMessage,
@@ -43,7 +44,8 @@ from .wire import (
 )
 
 BEAT_SECONDS = 0.5
-_DONE, _FAILED, _RUN, _CLOSE = int(Status.DONE), int(Status.FAILED), int(Verb.RUN), int(Verb.CLOSE)
+_DONE, _FAILED = int(Status.DONE), int(Status.FAILED)
+_RUN, _DRAFT, _CLOSE = int(Verb.RUN), int(Verb.DRAFT), int(Verb.CLOSE)
 
 Json = Mapping[str, Any]
 
@@ -88,6 +90,8 @@ class Host:
     def _answer(self, verb: int, payload: bytes) -> bytes:
         if verb == _RUN:
             return self._run(payload)
+        if verb == _DRAFT:
+            return self._draft(payload)
         if verb not in self._verbs:
             raise BadMessage(f"verb {verb} is not known")
         return to_json(self._verbs[verb](from_json(payload)))
@@ -99,6 +103,12 @@ class Host:
         # Kept until the reply is sent: freeing megabytes of logits takes longer than copying them.
         self._output = self._made().run(step.batch(prompt_logprobs))
         return step.publish(self._output)
+
+    def _draft(self, payload: bytes) -> bytes:
+        """The arrays of the step before are still in their places."""
+        step = self._steps[DRAFT_REQUEST.unpack(payload)[0]]
+        step.drafts[...] = self._made().draft(step.batch(0), step.draft_request)
+        return b""
 
     def _hello(self, request: Json) -> Json:
         if request.get("protocol") != PROTOCOL:
@@ -119,9 +129,7 @@ class Host:
     def _load(self, request: Json) -> Json:
         options = type_from_json(DeviceOptions, request["options"])
         facts: ModelFacts = self._made().load(request["model_dir"], options, request["draft_dir"])
-        self._limits = StepLimits(
-            options.block_size, options.prompts_per_call, facts.vocab_size, options.max_prompt_logprobs
-        )
+        self._limits = StepLimits.of(options, facts, request["draft_dir"])
         return type_to_json(facts)
 
     def _allocate(self, request: Json) -> Json:

@@ -22,11 +22,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
+from .base import Capabilities, DeviceOptions, DeviceOutput, DraftRequest, Int32, ModelFacts, PackedBatch, StepShape
+from .draft_rows import no_draft
 from .errors import DeviceError, DeviceLost, UncompiledShape
 from .host_process import HostProcess
 from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
+    DRAFT_REQUEST,
     PROTOCOL,
     RUN_REQUEST,
     BadMessage,
@@ -46,7 +48,7 @@ from .wire import (
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
-_REQUEST, _DONE, _RUN = Status.REQUEST, Status.DONE, Verb.RUN  # looking them up in the class is slow
+_REQUEST, _DONE, _RUN, _DRAFT = Status.REQUEST, Status.DONE, Verb.RUN, Verb.DRAFT  # looking them up is slow
 _PREPARING = frozenset({Verb.HELLO, Verb.LOAD, Verb.ALLOCATE, Verb.COMPILE, Verb.SEAL})
 _NO_BEATS = np.zeros(1, np.uint64)
 
@@ -78,6 +80,7 @@ class Deadlines:
             Verb.COMPILE: self.compile,
             Verb.SEAL: self.compile,  # where all graphs are compiled together
             Verb.RUN: self.run,
+            Verb.DRAFT: self.run,
             Verb.CLOSE: self.close,
         }
         return by_verb.get(verb, self.other)
@@ -104,6 +107,7 @@ class RemoteDevice:
         self._limits: StepLimits | None = None
         self._steps: dict[StepShape, tuple[int, StepMemory]] = {}  # with the shape's index in order of compilation
         self._current: tuple[int, StepMemory | None] = (0, None)
+        self._ran: StepMemory | None = None  # whose arrays are those of the last step
         self._last_check = (0.0, 0, 0.0)  # when, the beats then, seconds without another
         self._start()
 
@@ -145,12 +149,26 @@ class RemoteDevice:
         index, step = self._current
         if step is None or step.shape is not batch.shape:
             index, step = self._find(batch.shape)
+        self._ran = None
         step.write(batch)
         reply = self._exchange(_RUN, RUN_REQUEST.pack(index, batch.prompt_logprobs), self.deadlines.run)
         try:
-            return step.read(reply)
+            output = step.read(reply)
         except BadMessage as error:
             self._lose(f"answered run with garbage: {error}")
+        self._ran = step
+        return output
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        self._check_usable()
+        if self._limits is None or not self._limits.num_drafts:
+            raise no_draft()
+        index, step = self._find(batch.shape)
+        if step is not self._ran:
+            raise DeviceError(f"draft after a step of {batch.shape}, which is not the last one that was run")
+        step.write_request(request)
+        self._exchange(_DRAFT, DRAFT_REQUEST.pack(index), self.deadlines.run)
+        return step.drafts
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._ask(Verb.COPY_BLOCKS, {"pairs": [(int(source), int(target)) for source, target in pairs]})
@@ -201,9 +219,7 @@ class RemoteDevice:
             facts = type_from_json(ModelFacts, reply)
         except BadMessage as error:
             self._lose(f"answered load with garbage: {error}")
-        self._limits = StepLimits(
-            options.block_size, options.prompts_per_call, facts.vocab_size, options.max_prompt_logprobs
-        )
+        self._limits = StepLimits.of(options, facts, draft_dir)
         return facts
 
     def _allocate(self, num_blocks: int) -> None:
@@ -338,7 +354,7 @@ class RemoteDevice:
         self._lost = f"the device's process {self.pid} ({self._process.python}) {what}; {self._process.obituary()}"
 
     def _release(self, patience: float = 0.0) -> None:
-        self._steps, self._current = {}, (0, None)
+        self._steps, self._current, self._ran = {}, (0, None), None
         self._beats = _NO_BEATS
         if self._finalizer.detach():
             _release(self._process, self._channel, self._memory, patience)

@@ -7,6 +7,8 @@ next step's inputs may take the place of the last one's outputs. Where each arra
     the caller's end:   write(batch) ──▶ inputs        read(reply) ◀── outputs, without a copy
     the device's end:   batch(...) ◀── inputs          publish(output) ──▶ outputs
 
+After a step its inputs stay where they are for a draft, whose own few arrays lie behind the outputs.
+
 Knows no socket and no process.
 """
 
@@ -24,14 +26,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import DecodePart, DeviceOutput, PackedBatch, PrefillPart, PromptScores, RowSampling, StepShape
+from .base import (
+    DecodePart,
+    DeviceOptions,
+    DeviceOutput,
+    DraftRequest,
+    Int32,
+    ModelFacts,
+    PackedBatch,
+    PrefillPart,
+    PromptScores,
+    RowSampling,
+    StepShape,
+)
 from .errors import DeviceError, DoesNotFit
 from .wire import RUN_REPLY, BadMessage
 
 HEAD_BYTES = 64
 """Before the arrays: one uint64 that the device's process increments while it lives."""
 
-MAX_DRAFTS = 32  # per row and step
 _ALIGNMENT = 64
 
 Array = NDArray[Any]
@@ -45,6 +58,14 @@ class StepLimits:
     prompts_per_call: int
     vocab_size: int
     max_prompt_logprobs: int
+    num_drafts: int  # 0: no draft is loaded
+
+    @classmethod
+    def of(cls, options: DeviceOptions, facts: ModelFacts, draft_dir: str | None) -> StepLimits:
+        num_drafts = 0 if draft_dir is None else options.num_drafts
+        return cls(
+            options.block_size, options.prompts_per_call, facts.vocab_size, options.max_prompt_logprobs, num_drafts
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,6 @@ def _outputs(shape: StepShape, limits: StepLimits) -> Iterator[_Field]:
     rows, tokens = shape.decode_rows, shape.prefill_tokens
     prompts = limits.prompts_per_call if tokens else 0
     yield _Field("tokens", np.int32, (rows + prompts, shape.decode_width))
-    yield _Field("drafts", np.int32, ((rows + prompts) * MAX_DRAFTS,))
     if tokens:
         yield _Field("target_logprobs", np.float32, (tokens,))
         yield _Field("target_ranks", np.int32, (tokens,))
@@ -101,9 +121,21 @@ def _outputs(shape: StepShape, limits: StepLimits) -> Iterator[_Field]:
     yield _Field("logits", np.float32, (rows * shape.decode_width + prompts, limits.vocab_size))
 
 
+def _draft_fields(shape: StepShape, limits: StepLimits) -> Iterator[_Field]:
+    """A `DraftRequest`, and its answer."""
+    rows = shape.decode_rows + (limits.prompts_per_call if shape.prefill_tokens else 0)
+    yield _Field("draft.lengths", np.int32, (shape.decode_rows,))
+    yield _Field("draft.newest", np.int32, (rows,))
+    yield _Field("drafts", np.int32, (rows, limits.num_drafts))
+
+
+def _all_fields(shape: StepShape, limits: StepLimits) -> tuple[_Field, ...]:
+    return *_inputs(shape, limits), *_outputs(shape, limits), *_draft_fields(shape, limits)
+
+
 def bytes_of(shape: StepShape, limits: StepLimits) -> int:
     """Memory that holds a step of `shape`, the head included."""
-    fields = (*_inputs(shape, limits), *_outputs(shape, limits))
+    fields = _all_fields(shape, limits)
     return HEAD_BYTES + sum(field.num_bytes for field in fields)
 
 
@@ -170,7 +202,7 @@ class StepMemory:
         self.shape = shape
         self._limits = limits
         views, offset = {}, HEAD_BYTES
-        for field in (*_inputs(shape, limits), *_outputs(shape, limits)):
+        for field in _all_fields(shape, limits):
             views[field.name] = np.ndarray(field.sizes, field.dtype, memory.buffer, offset)
             offset += field.num_bytes
         inputs = [views[field.name] for field in _inputs(shape, limits)]
@@ -178,7 +210,11 @@ class StepMemory:
         self._views = views
         self._known_parts: tuple[object, ...] = (None, None, None)
         self._copies: list[tuple[memoryview, memoryview]] = []
+        self._known_request: DraftRequest | None = None
+        self._request_copies: list[tuple[memoryview, memoryview]] = []
         self._batch = _as_batch(shape, inputs)
+        self.draft_request = DraftRequest(views["draft.lengths"], views["draft.newest"])
+        self.drafts: Int32 = views["drafts"]
         self._tokens = views["tokens"]
         self._logits = views["logits"]
         self._most_logits = len(self._logits)
@@ -192,20 +228,27 @@ class StepMemory:
             )
         parts = (batch.decode, batch.prefill, batch.sampling)
         if not all(map(is_, parts, self._known_parts)):
-            self._known_parts, self._copies = parts, self._check(batch)
+            self._known_parts, self._copies = parts, self._check(_arrays(batch), self._inputs)
         for source, target in self._copies:
             target[:] = source
 
-    def _check(self, batch: PackedBatch) -> list[tuple[memoryview, memoryview]]:
-        """The batch's arrays and their places, as bytes: right after a step numpy's own copying is slow."""
-        arrays = _arrays(batch)
-        if len(arrays) != len(self._inputs):
+    def write_request(self, request: DraftRequest) -> None:
+        if request is not self._known_request:
+            places = [self.draft_request.lengths, self.draft_request.newest]
+            self._request_copies = self._check([request.lengths, request.newest], places)
+            self._known_request = request
+        for source, target in self._request_copies:
+            target[:] = source
+
+    def _check(self, arrays: list[Array], places: list[Array]) -> list[tuple[memoryview, memoryview]]:
+        """The caller's arrays and their places, as bytes: right after a step numpy's own copying is slow."""
+        if len(arrays) != len(places):
             raise DeviceError(f"the step's parts are not those of {self.shape}")
-        for source, target in zip(arrays, self._inputs, strict=True):
+        for source, target in zip(arrays, places, strict=True):
             if source.shape != target.shape or source.dtype != target.dtype or not source.flags.c_contiguous:
                 got, wanted = f"{source.dtype}{source.shape}", f"{target.dtype}{target.shape}"
                 raise DeviceError(f"an array of the step is {got}, {self.shape} has {wanted}, end to end")
-        return [(_bytes_of(source), _bytes_of(target)) for source, target in zip(arrays, self._inputs, strict=True)]
+        return [(_bytes_of(source), _bytes_of(target)) for source, target in zip(arrays, places, strict=True)]
 
     def batch(self, prompt_logprobs: int) -> PackedBatch:
         return replace(self._batch, prompt_logprobs=prompt_logprobs) if prompt_logprobs else self._batch
@@ -213,7 +256,7 @@ class StepMemory:
     def publish(self, output: DeviceOutput) -> bytes:
         """Copy the device's arrays out; the reply that says which there are."""
         self._tokens[...] = output.tokens
-        num_logits, num_scores, num_drafts = -1, -1, -1
+        num_logits, num_scores = -1, -1
         if output.logits is not None:
             num_logits = len(output.logits)
             self._logits[:num_logits] = output.logits
@@ -222,31 +265,22 @@ class StepMemory:
             own = self._scores(num_scores)
             for source, target in zip(_score_arrays(output.prompt_scores), _score_arrays(own), strict=True):
                 target[...] = source
-        if output.drafts is not None:
-            num_drafts = output.drafts.shape[1]
-            self._drafts(num_drafts)[...] = output.drafts
-        return RUN_REPLY.pack(num_logits, num_scores, num_drafts, output.device_seconds)
+        return RUN_REPLY.pack(num_logits, num_scores, output.device_seconds)
 
     def read(self, reply: bytes) -> DeviceOutput:
         """The step's result as views of the memory, valid until the next `write`."""
         try:
-            num_logits, num_scores, num_drafts, seconds = RUN_REPLY.unpack(reply)
+            num_logits, num_scores, seconds = RUN_REPLY.unpack(reply)
         except struct.error as error:
             raise BadMessage(f"a step's reply is {reply!r}") from error
-        if num_logits > self._most_logits or num_drafts > MAX_DRAFTS or num_scores > self._limits.max_prompt_logprobs:
-            raise BadMessage(f"a step's reply tells of more than was asked: {(num_logits, num_scores, num_drafts)}")
+        if num_logits > self._most_logits or num_scores > self._limits.max_prompt_logprobs:
+            raise BadMessage(f"a step's reply tells of more than was asked: {(num_logits, num_scores)}")
         return DeviceOutput(
             self._tokens,
             None if num_logits < 0 else self._logits[:num_logits],
             None if num_scores < 0 else self._scores(num_scores),
-            None if num_drafts < 0 else self._drafts(num_drafts),
             seconds,
         )
-
-    def _drafts(self, count: int) -> Array:
-        rows = len(self._tokens)
-        drafts: Array = self._views["drafts"][: rows * count].reshape(rows, count)
-        return drafts
 
     def _scores(self, kept: int) -> PromptScores:
         views, total = self._views, self.shape.prefill_tokens

@@ -1,8 +1,8 @@
 """Messages between the two ends of a remote device: framing, verbs, and frozen types as JSON.
 
-A message is a header of 16 bytes and a payload. Payloads are JSON, those of `run` apart: a step's arrays lie in
-shared memory (`step_memory`), so its messages are two small structs. Nothing is pickled: what arrives can be
-misread, never executed.
+A message is a header of 16 bytes and a payload. Payloads are JSON, those of `run` and `draft` apart: a step's
+arrays lie in shared memory (`step_memory`), so their messages are small structs. Nothing is pickled: what arrives can
+be misread, never executed.
 
 Knows no process, no deadline and no backend. The rules in words: docs/device-protocol.md.
 """
@@ -21,7 +21,7 @@ from . import errors
 from .base import Capabilities, DeviceOptions, ModelFacts, StepShape
 from .errors import DeviceError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with any change to a message, to a type that crosses, or to the order of arrays in shared memory."""
 
 _MAGIC = b"NSDP"
@@ -30,7 +30,8 @@ _HEADER_BYTES = _HEADER.size
 _LARGEST_PAYLOAD = 1 << 24  # far above any real message, far below what would hurt to read
 
 RUN_REQUEST = struct.Struct("<II")  # index of the shape, in order of compilation; prompt_logprobs
-RUN_REPLY = struct.Struct("<iiid")  # rows of logits, alternatives per score, drafts per row, -1 for none; seconds
+RUN_REPLY = struct.Struct("<iid")  # rows of logits, alternatives per score, -1 for none; seconds
+DRAFT_REQUEST = struct.Struct("<I")  # index of the shape of the step before
 
 
 class Verb(enum.IntEnum):
@@ -43,6 +44,7 @@ class Verb(enum.IntEnum):
     COPY_BLOCKS = 7
     PING = 8
     CLOSE = 9
+    DRAFT = 10
 
 
 class Status(enum.IntEnum):

@@ -170,19 +170,15 @@ def test_unpack_gives_each_row_its_own(data: st.DataObject) -> None:
             assert result.prompt_scores is not None
             assert result.prompt_scores.target_ranks.tolist() == row.targets.tolist()
             assert result.prompt_scores.top_ids[:, 0].tolist() == row.targets.tolist()
-        assert result.drafts is not None
-        assert result.drafts.tolist() == [row.position]
 
 
 def echo(batch: PackedBatch) -> DeviceOutput:
     shape, want = batch.shape, batch.sampling.want
     num_rows, width = batch.sampling.uniforms.shape
     tokens = np.full((num_rows, width), -1, dtype=np.int32)
-    drafts = np.full((num_rows, 1), -1, dtype=np.int32)
     logits = []
     for index in range(shape.decode_rows):
         assert batch.decode is not None
-        drafts[index] = batch.decode.positions[index]
         for place in range(batch.decode.lengths[index]):
             tokens[index, place] = batch.decode.tokens[index, place] + 1000
             if want[index] == Want.LOGITS:
@@ -192,7 +188,6 @@ def echo(batch: PackedBatch) -> DeviceOutput:
         for index, (start, length) in enumerate(zip(batch.prefill.starts, batch.prefill.lengths, strict=True)):
             if length:
                 last = batch.prefill.tokens[start + length - 1]
-                drafts[shape.decode_rows + index] = batch.prefill.positions[index]
                 tokens[shape.decode_rows + index, 0] = last + 1000
                 if want[shape.decode_rows + index] == Want.LOGITS:
                     logits.append([last + 2000, batch.prefill.positions[index]])
@@ -201,7 +196,7 @@ def echo(batch: PackedBatch) -> DeviceOutput:
             targets.astype(np.float32), targets, targets[:, None], targets[:, None].astype(np.float32)
         )
     table = np.array(logits, dtype=np.float32).reshape(-1, 2)
-    return DeviceOutput(tokens, table if len(table) else None, scores, drafts)
+    return DeviceOutput(tokens, table if len(table) else None, scores)
 
 
 def test_an_unused_shape_is_all_padding() -> None:

@@ -19,6 +19,7 @@ from neuronserve.neuron_worker.device.base import (
     DecodePart,
     DeviceOptions,
     DeviceOutput,
+    DraftRequest,
     ModelFacts,
     PackedBatch,
     PrefillPart,
@@ -31,7 +32,7 @@ from neuronserve.neuron_worker.device.remote import Deadlines
 from neuronserve.neuron_worker.device.step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from neuronserve.neuron_worker.device.wire import BadMessage, Channel, ChannelClosed, Message, Status, Verb
 
-LIMITS = StepLimits(block_size=8, prompts_per_call=3, vocab_size=50, max_prompt_logprobs=5)
+LIMITS = StepLimits(block_size=8, prompts_per_call=3, vocab_size=50, max_prompt_logprobs=5, num_drafts=4)
 SHAPES = [StepShape(4, 1, 0, 20), StepShape(2, 3, 0, 64), StepShape(0, 1, 30, 64), StepShape(4, 2, 10, 9)]
 
 Ends = tuple[Channel, socket.socket]
@@ -206,15 +207,13 @@ def test_the_caller_sees_what_the_device_gave(memory: SharedMemory, shape: StepS
     rows = shape.decode_rows + (LIMITS.prompts_per_call if shape.prefill_tokens else 0)
     tokens = random.integers(0, 50, (rows, shape.decode_width), dtype=np.int32)
     logits = random.random((rows, LIMITS.vocab_size), dtype=np.float32)
-    drafts = random.integers(0, 50, (rows, 4), dtype=np.int32)
     scores = None
     if total := shape.prefill_tokens:
         numbers, ids = random.random((total, 3), dtype=np.float32), random.integers(0, 50, (total, 3), dtype=np.int32)
         scores = PromptScores(numbers[:, 0], ids[:, 0], ids, numbers)
-    output = ours.read(theirs.publish(DeviceOutput(tokens, logits, scores, drafts, 0.25)))
+    output = ours.read(theirs.publish(DeviceOutput(tokens, logits, scores, 0.25)))
     np.testing.assert_array_equal(output.tokens, tokens)
     np.testing.assert_array_equal(output.logits, logits)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(output.drafts, drafts)  # type: ignore[arg-type]
     assert_equal(output.prompt_scores, scores)
     assert output.device_seconds == 0.25
 
@@ -222,7 +221,29 @@ def test_the_caller_sees_what_the_device_gave(memory: SharedMemory, shape: StepS
 def test_what_the_device_did_not_give_is_none(memory: SharedMemory) -> None:
     ours, theirs = pair(memory, SHAPES[0])
     output = ours.read(theirs.publish(DeviceOutput(np.zeros((4, 1), np.int32))))
-    assert (output.logits, output.prompt_scores, output.drafts) == (None, None, None)
+    assert (output.logits, output.prompt_scores) == (None, None)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_draft_finds_the_step_where_it_was(memory: SharedMemory, shape: StepShape) -> None:
+    ours, theirs = pair(memory, shape)
+    batch = random_batch(shape)
+    ours.write(batch)
+    rows = len(batch.sampling.want)
+    theirs.publish(DeviceOutput(np.zeros((rows, shape.decode_width), np.int32), np.ones((rows, 50), np.float32)))
+    request = DraftRequest(np.arange(shape.decode_rows, dtype=np.int32), np.arange(rows, dtype=np.int32) + 7)
+    ours.write_request(request)
+    assert_equal(theirs.draft_request, request)
+    for part in ("decode", "prefill", "sampling"):
+        assert_equal(getattr(theirs.batch(0), part), getattr(batch, part))
+    theirs.drafts[...] = np.arange(rows * 4).reshape(rows, 4)
+    np.testing.assert_array_equal(ours.drafts, theirs.drafts)
+
+
+def test_a_draft_request_of_another_step_is_refused(memory: SharedMemory) -> None:
+    ours, _ = pair(memory, SHAPES[0])
+    with pytest.raises(DeviceError, match=r"int32\(2,\).*int32\(4,\)"):
+        ours.write_request(DraftRequest(np.zeros(2, np.int32), np.zeros(2, np.int32)))
 
 
 def test_a_wrong_size_is_refused_and_not_stretched(memory: SharedMemory) -> None:

@@ -20,10 +20,13 @@ from ..base import (
     Device,
     DeviceOptions,
     DeviceOutput,
+    DraftRequest,
+    Int32,
     ModelFacts,
     PackedBatch,
     StepShape,
 )
+from ..draft_rows import no_draft
 from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
 from ..graph.decoder import Model, decode_step
 from ..graph.spec import kv_bytes_per_token
@@ -128,6 +131,9 @@ class CpuDevice:
             raise UncompiledShape(f"{batch.shape} was never compiled; compiled are {len(self._programs)} others")
         program.run(batch, self._results)
         return program.output(batch, self._results, started)
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        raise no_draft()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         session, _, _ = self._loaded()

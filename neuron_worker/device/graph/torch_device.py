@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
+from ..base import Capabilities, DeviceOptions, DeviceOutput, DraftRequest, Int32, ModelFacts, PackedBatch, StepShape
 from ..cpu.capabilities import CAPABILITIES
+from ..draft_rows import no_draft
 from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
 from .decoder import Model, decode_step, load_model
 from .spec import kv_bytes_per_token
@@ -89,6 +90,9 @@ class TorchDevice:
             raise DoesNotFit(f"a step of {batch.shape} failed: {error}") from error
         seconds = time.perf_counter() - started
         return output_of(batch, ops.tokens.numpy().astype(np.int32), ops.logits.numpy(), ops.scores, seconds)
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        raise no_draft()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self._cache is None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from .. import environment
-from ..base import Capabilities, DeviceOptions, DeviceOutput, ModelFacts, PackedBatch, StepShape
+from ..base import Capabilities, DeviceOptions, DeviceOutput, DraftRequest, Int32, ModelFacts, PackedBatch, StepShape
+from ..draft_rows import no_draft
 from ..errors import DeviceError, DeviceLost, DoesNotFit, UncompiledShape, UnsupportedModel
 from ..graph.decoder import load_model
 from ..graph.spec import ModelSpec, kv_bytes_per_token
@@ -115,6 +116,9 @@ class NeuronTorchDevice:
             tokens = sampled_tokens(logits, sampling)
         seconds = time.perf_counter() - started
         return output_of(batch, tokens.numpy().astype(np.int32), logits.numpy(), None, seconds)
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        raise no_draft()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         loaded = self._need()

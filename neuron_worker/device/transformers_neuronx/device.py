@@ -24,11 +24,14 @@ from ..base import (
     DecodePart,
     DeviceOptions,
     DeviceOutput,
+    DraftRequest,
+    Int32,
     ModelFacts,
     PackedBatch,
     PrefillPart,
     StepShape,
 )
+from ..draft_rows import no_draft
 from ..errors import DeviceError, DoesNotFit, UncompiledShape
 from . import checkpoint, sdk
 from .build import Blueprint
@@ -101,6 +104,9 @@ class NeuronxDevice:
         if self._shapes and loaded.engine is None:
             loaded.engine = loaded.blueprint.build()
         self._sealed = True
+
+    def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
+        raise no_draft()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
