@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from .tools.reference import Reference
@@ -16,36 +17,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=2000, help="requests that the TGI routes are tried with")
 
 
-SERVERS = ("server", "tgi_server")
-"""Fixtures of a whole session. Their tests run in one process, as each start costs half a minute."""
+OWN_SERVERS = (
+    "test_classic_guide.py",
+    "test_faults.py",
+    "test_launcher.py",
+    "test_speculation.py",
+    "test_start_errors.py",
+    "test_tgi_launched.py",
+)
+"""Of `e2e`: they start servers of their own. The others share those of the session and so run in one process, as each
+start costs half a minute."""
 
-FIRST = ("servers", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_start_and_stop.py")
+FIRST = ("e2e", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_start_and_stop.py")
 """Begun first, so that nothing long is left for the end."""
 
 
+def _group(nodeid: str) -> str:
+    """Tests of one group run in one process, and share what a module or a session sets up."""
+    path = nodeid.split("::")[0]
+    folder, _, name = path.rpartition("/")
+    return "e2e" if folder.endswith("/e2e") and name not in OWN_SERVERS else path
+
+
+def _place(item: pytest.Item) -> int:
+    name = _group(item.nodeid).rsplit("/")[-1]
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+class ByGroup(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByGroup:
+    return ByGroup(config, log)  # type: ignore[arg-type]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _place(groups[item]))
+    items.sort(key=_place)
     if config.getoption("--full"):
         return
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="runs with --full (make test-full)"))
-
-
-def _group(item: pytest.Item) -> str:
-    """Tests of one group share a process, and so what a module or a session sets up."""
-    definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
-    if any(definitions[name][-1].scope == "session" for name in SERVERS if name in definitions):
-        return "servers"
-    return item.nodeid.split("::")[0].removeprefix("tests/")
-
-
-def _place(group: str) -> int:
-    name = group.rsplit("/")[-1]
-    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 @pytest.fixture(scope="session")
