@@ -20,6 +20,7 @@ from .exported import ExportSettings, read_manifest
 from .model_files import export_settings
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+LOADABLE = "compiled/*.neff"
 COMPILED = ("compiled/*.neff", "*.neff", "model.pt", "model_*.pt")
 """Graphs in exports of optimum-neuron, older and newer."""
 
@@ -111,9 +112,14 @@ def _notes(settings: ExportSettings, directory: str, config: NeuronConfig) -> It
         f"{settings.num_cores} cores, {settings.auto_cast_type or 'type not said'}{quantized}"
     )
     compiled = sorted(path for pattern in COMPILED for path in Path(directory).glob(pattern))
-    if not settings.is_ours and compiled:
+    if not settings.is_ours and compiled and not _is_decided_later(config, directory):
         names = f"{compiled[0].relative_to(directory)}" + (f" and {len(compiled) - 1} more" if compiled[1:] else "")
         yield f"compiled files of the export ({names}) are not used: {_why_again(settings, config)}"
+
+
+def _is_decided_later(config: NeuronConfig, directory: str) -> bool:
+    """Where the chip's own library is at hand; see `foreign_graphs`."""
+    return config.backend == "transformers-neuronx" and any(Path(directory).glob(LOADABLE))
 
 
 def _why_again(settings: ExportSettings, config: NeuronConfig) -> str:

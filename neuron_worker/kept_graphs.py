@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
 
 from neuronserve.server.cache.key import ArtifactKey
 from neuronserve.server.cache.places import Places, places
 
+from . import foreign_graphs
 from .artifact_key import artifact_key
 from .config import NeuronConfig
 from .errors import ConfigError
@@ -38,9 +42,11 @@ class KeptGraphs:
         *,
         require_cached: bool = False,
         compiler_cache: str | None = None,
+        offer: Callable[[Path], str] | None = None,
     ) -> None:
+        """`offer` puts graphs that came with the model into the device's directory, and says what it did."""
         self._places, self._make_key, self._about = where, key, about
-        self._require_cached = require_cached
+        self._require_cached, self._offer = require_cached, offer
         self.compiler_cache = compiler_cache  # directory for what the compiler keeps by itself
         self._key: ArtifactKey | None = None
         # One directory for all of a server's devices: what an SDK remembers of it stays true after a restart.
@@ -48,8 +54,8 @@ class KeptGraphs:
 
     def open(self) -> str | None:
         """The device's directory, with the graphs in it if there are any. `ConfigError` where there must be."""
-        if self._directory is None:
-            return None
+        if self._directory is None or self._places.local is None:
+            return self._for_what_came_along()
         from neuronserve.server.cache.cache import Cache
 
         self._key = self._key or self._make_key()
@@ -63,7 +69,9 @@ class KeptGraphs:
             return None
         for line in brought.lines:
             logger.info("%s", line)
-        if self._require_cached and not brought.found:
+        if not brought.found:
+            self._take_what_came_along(self._directory)
+        if self._require_cached and not any(self._directory.iterdir()):
             self.discard()
             raise ConfigError(
                 f"require_cached: {'; '.join(brought.lines)}. Start once without it, or fill the cache with "
@@ -71,36 +79,76 @@ class KeptGraphs:
             )
         return str(self._directory)
 
+    def _for_what_came_along(self) -> str | None:
+        """A directory for it alone, where nothing is kept."""
+        if self._offer is None:
+            return None
+        self.discard()
+        self._directory = Path(tempfile.mkdtemp(prefix="neuronserve-"))
+        self._take_what_came_along(self._directory)
+        if not any(self._directory.iterdir()):
+            self.discard()
+            return None
+        return str(self._directory)
+
+    def _take_what_came_along(self, directory: Path) -> None:
+        if self._offer is None:
+            return
+        try:
+            logger.info("%s", self._offer(directory))
+        except OSError as error:
+            logger.warning("the export's compiled files are not reused but compiled again: %s", error)
+
     def close(self) -> None:
         """All graphs are compiled."""
-        if self._directory is None or self._key is None:
+        if self._directory is None:
             return
+        if self._key is not None:
+            self._keep(self._key, self._directory)
+        self.discard()
+
+    def _keep(self, key: ArtifactKey, directory: Path) -> None:
         from neuronserve.server.cache.cache import Cache
 
         try:
-            for line in Cache(self._places).keep(self._key, self._directory, self._about):
+            for line in Cache(self._places).keep(key, directory, self._about):
                 logger.info("%s", line)
         except OSError as error:
             logger.warning("compiled graphs were not kept: %s", error)
-        self.discard()
 
     def discard(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def kept_graphs(config: NeuronConfig, model: str, model_dir: str, environ: Mapping[str, str]) -> KeptGraphs:
+def kept_graphs(
+    config: NeuronConfig,
+    model: str,
+    model_dir: str,
+    environ: Mapping[str, str],
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> KeptGraphs:
     """For a device that saves its graphs; for another one, nothing is kept."""
     capabilities = config.capabilities
     where = graph_places(config, environ) if capabilities.on_chip else Places(None)
     if where.note:
         logger.info("%s", where.note)
+    found = foreign_graphs.find(config, model, revision, download_dir)
+    sdk = cache(partial(ask_interpreter, config.device_python))
+
+    def offer(directory: Path) -> str:
+        assert found is not None
+        return foreign_graphs.offer(found, config, sdk().packages, directory)
+
     return KeptGraphs(
         where if capabilities.saves_graphs else Places(None),
-        lambda: artifact_key(config, model_dir, ask_interpreter(config.device_python), environ),
+        lambda: artifact_key(config, model_dir, sdk(), environ),
         {"model": model},
         require_cached=config.require_cached,
         compiler_cache=where.compiler_cache,
+        offer=None if found is None else offer,
     )
 
 

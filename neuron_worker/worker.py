@@ -70,7 +70,8 @@ class NeuronWorker(WorkerBase):
         model = self.model_config
         directory = local_directory(model.model, model.revision, self.load_config.download_dir)
         if self.graphs is None:
-            self.graphs = kept_graphs(self.config, model.model, directory, os.environ)
+            source = {"revision": model.revision, "download_dir": self.load_config.download_dir}
+            self.graphs = kept_graphs(self.config, model.model, directory, os.environ, **source)
         options = self._device_options(self.graphs)
         device = registry.create(self.config.backend, self.config.device_python, self.config.device_timeout)
         try:

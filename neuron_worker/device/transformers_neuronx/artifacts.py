@@ -48,12 +48,26 @@ class Artifacts:
 
     @property
     def directory(self) -> Path | None:
-        return None if self.root is None else Path(self.root) / "transformers-neuronx" / self.key
+        return None if self.root is None else _place(self.root, self.key)
 
-    def found(self) -> str | None:
-        """The directory to load from, if it is there."""
+    def found(self) -> Path | None:
+        """The directory to load from, if it is there: graphs of ours, else those that came with the model."""
         directory = self.directory
-        return str(directory) if directory is not None and (directory / IDENTITY).is_file() else None
+        if directory is None or self.root is None:
+            return None
+        if (directory / IDENTITY).is_file():
+            return directory
+        return place if (place := offered(self.root)).is_dir() else None
+
+    def loaded(self, directory: Path) -> None:
+        """The library took them for its own; so they are, from now on."""
+        if self.directory is None or directory == self.directory:
+            return
+        try:
+            (directory / IDENTITY).write_text(self._identity_text())
+            directory.replace(self.directory)
+        except OSError as error:
+            logger.warning("compiled graphs were not kept in %s: %s", self.directory, error)
 
     def keep(self, model: Any) -> None:
         """Save a compiled model's graphs. A server runs without them, so a failure is a warning."""
@@ -65,17 +79,24 @@ class Artifacts:
             made = Path(tempfile.mkdtemp(prefix=f"{self.key}-", dir=directory.parent))
             try:
                 model.save(str(made))
-                (made / IDENTITY).write_text(json.dumps(self.identity, sort_keys=True, indent=1, default=str))
+                (made / IDENTITY).write_text(self._identity_text())
                 made.replace(directory)
             finally:
                 shutil.rmtree(made, ignore_errors=True)
         except OSError as error:
             logger.warning("compiled graphs were not kept in %s: %s", directory, error)
 
-    def discard(self) -> None:
-        """What is there does not fit what the library asks for."""
-        if self.directory is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+    def _identity_text(self) -> str:
+        return json.dumps(self.identity, sort_keys=True, indent=1, default=str)
+
+
+def offered(root: str | Path) -> Path:
+    """Where graphs lie that came with the model: the library looks whether they are its own."""
+    return _place(root, "offered")
+
+
+def _place(root: str | Path, name: str) -> Path:
+    return Path(root) / "transformers-neuronx" / name
 
 
 def identity(

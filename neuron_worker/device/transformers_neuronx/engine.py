@@ -6,6 +6,7 @@ An engine holds the compiled graphs of one model, or of a model and its draft. T
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -100,14 +101,15 @@ def bring_up(make: Callable[[], Any], artifacts: Artifacts) -> Any:
         model = make()
         directory = artifacts.found()
         if directory is not None:
-            model.load(directory)
+            model.load(str(directory))
             try:
                 model.to_neuron()
+                artifacts.loaded(directory)
                 return model
             except FileNotFoundError as error:
                 artifacts.check_compiling(f"compiled graphs in {directory} do not fit ({error})")
                 logger.warning("compiled graphs in %s do not fit, compiling anew: %s", directory, error)
-                artifacts.discard()
+                shutil.rmtree(directory, ignore_errors=True)
                 model = make()
         else:
             artifacts.check_compiling("there are no compiled graphs for this model")
