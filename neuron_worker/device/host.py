@@ -28,6 +28,7 @@ from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
     DRAFT_REQUEST,
     PROTOCOL,
+    RUN_REPLY,
     RUN_REQUEST,
     BadMessage,
     Channel,
@@ -73,32 +74,45 @@ class Host:
     def serve(self) -> None:
         """Until the client closes the device or is gone."""
         while True:
-            verb, _, sequence, payload = self._channel.receive()
-            try:
-                status, answer = _DONE, self._answer(verb, payload)
-            except BadMessage:
-                raise
-            except Exception as error:
-                if not isinstance(error, DeviceError):
-                    traceback.print_exc()  # a backend's defect: the log has where
-                status, answer = _FAILED, to_json(error_to_json(error))
-            self._channel.send(verb, status, sequence, answer)
-            self._output = None
-            if verb == _CLOSE:
+            step = self._channel.receive_step(RUN_REQUEST)
+            if step is not None:
+                _, sequence, _, index, prompt_logprobs = step
+                self._serve_step(sequence, index, prompt_logprobs)
+            elif self._serve_verb() == _CLOSE:
                 return
 
+    def _serve_step(self, sequence: int, index: int, prompt_logprobs: int) -> None:
+        try:
+            num_logits, num_scores, seconds = self._run(index, prompt_logprobs)
+        except BadMessage:
+            raise
+        except Exception as error:
+            self._channel.send(_RUN, _FAILED, sequence, _report(error))
+        else:
+            self._channel.send_step(RUN_REPLY, sequence, num_logits, num_scores, seconds)
+        self._output = None
+
+    def _serve_verb(self) -> int:
+        verb, _, sequence, payload = self._channel.receive()
+        try:
+            status, answer = _DONE, self._answer(verb, payload)
+        except BadMessage:
+            raise
+        except Exception as error:
+            status, answer = _FAILED, _report(error)
+        self._channel.send(verb, status, sequence, answer)
+        return verb
+
     def _answer(self, verb: int, payload: bytes) -> bytes:
-        if verb == _RUN:
-            return self._run(payload)
+        if verb == _RUN:  # in pieces, or a `receive_step` would have had it
+            return RUN_REPLY.payload.pack(*self._run(*RUN_REQUEST.payload.unpack(payload)))
         if verb == _DRAFT:
             return self._draft(payload)
         if verb not in self._verbs:
             raise BadMessage(f"verb {verb} is not known")
         return to_json(self._verbs[verb](from_json(payload)))
 
-    def _run(self, payload: bytes) -> bytes:
-        index: int
-        index, prompt_logprobs = RUN_REQUEST.unpack(payload)
+    def _run(self, index: int, prompt_logprobs: int) -> tuple[int, int, float]:
         step = self._steps[index]
         # Kept until the reply is sent: freeing megabytes of logits takes longer than copying them.
         self._output = self._made().run(step.batch(prompt_logprobs))
@@ -168,6 +182,12 @@ class Host:
         if self._device is None:
             raise BadMessage("the first message is not a greeting")
         return self._device
+
+
+def _report(error: Exception) -> bytes:
+    if not isinstance(error, DeviceError):
+        traceback.print_exception(error)  # a backend's defect: the log has where
+    return to_json(error_to_json(error))
 
 
 def _beat(memory: SharedMemory) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
     DRAFT_REQUEST,
     PROTOCOL,
+    RUN_REPLY,
     RUN_REQUEST,
     BadMessage,
     Channel,
@@ -145,17 +147,25 @@ class RemoteDevice:
         self._history.append((RemoteDevice._seal, ()))
 
     def run(self, batch: PackedBatch) -> DeviceOutput:
-        self._check_usable()
-        index, step = self._current
+        index, step = self._current  # there is none when the device is lost or closed
         if step is None or step.shape is not batch.shape:
+            self._check_usable()
             index, step = self._find(batch.shape)
         self._ran = None
         step.write(batch)
-        reply = self._exchange(_RUN, RUN_REQUEST.pack(index, batch.prompt_logprobs), self.deadlines.run)
+        self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
         try:
-            output = step.read(reply)
-        except BadMessage as error:
-            self._lose(f"answered run with garbage: {error}")
+            self._channel.send_step(RUN_REQUEST, sequence, index, batch.prompt_logprobs)
+            reply = self._channel.receive_step(RUN_REPLY)
+            if reply is None:  # not yet, or an error
+                num_logits, num_scores, seconds = RUN_REPLY.payload.unpack(self._reply_to(_RUN, sequence))
+            else:
+                _, of_sequence, _, num_logits, num_scores, seconds = reply
+                if of_sequence != sequence:
+                    raise BadMessage(f"the reply is for message {of_sequence}")
+            output = step.read(num_logits, num_scores, seconds)
+        except BaseException as error:
+            self._end_exchange(_RUN, error)
         self._ran = step
         return output
 
@@ -167,7 +177,7 @@ class RemoteDevice:
         if step is not self._ran:
             raise DeviceError(f"draft after a step of {batch.shape}, which is not the last one that was run")
         step.write_request(request)
-        self._exchange(_DRAFT, DRAFT_REQUEST.pack(index), self.deadlines.run)
+        self._exchange(_DRAFT, DRAFT_REQUEST.pack(index))
         return step.drafts
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -204,7 +214,7 @@ class RemoteDevice:
             return
         patience = 0.0
         try:
-            self._exchange(Verb.CLOSE, b"", self.deadlines.close)
+            self._exchange(Verb.CLOSE, b"")
             patience = self.deadlines.close
         except DeviceError as error:
             logger.info("closing: %s", error)
@@ -284,33 +294,41 @@ class RemoteDevice:
             payload = to_json(request)
         except TypeError as error:
             raise DeviceError(f"{_name(verb)} has an option that is not plain data: {error}") from error
-        reply = self._exchange(verb, payload, self.deadlines.of(verb))
+        reply = self._exchange(verb, payload)
         try:
             return from_json(reply)
         except BadMessage as error:
             self._lose(f"answered {_name(verb)} with garbage: {error}")
 
-    def _exchange(self, verb: Verb, payload: bytes, deadline: float) -> bytes:
+    def _exchange(self, verb: Verb, payload: bytes) -> bytes:
         """The reply's payload; a reported error raised as what it was there."""
         self._check_usable()
         self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
         try:
             self._channel.send(verb, _REQUEST, sequence, payload)
-            of_verb, status, of_sequence, reply = self._receive(deadline, self.deadlines.silence_of(verb))
-            if of_verb != verb or of_sequence != sequence:
-                raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
-            if status == _DONE:
-                return reply
-            error = error_from_json(from_json(reply))
-        except ChannelClosed:
+            return self._reply_to(verb, sequence)
+        except BaseException as error:
+            self._end_exchange(verb, error)
+
+    def _reply_to(self, verb: Verb, sequence: int) -> bytes:
+        of_verb, status, of_sequence, reply = self._receive(self.deadlines.of(verb), self.deadlines.silence_of(verb))
+        if of_verb != verb or of_sequence != sequence:
+            raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
+        if status != _DONE:
+            raise error_from_json(from_json(reply))
+        return reply
+
+    def _end_exchange(self, verb: Verb, error: BaseException) -> NoReturn:
+        """A reported error leaves the device as it was; any other end of an exchange loses it."""
+        if isinstance(error, DeviceError):
+            raise error
+        if isinstance(error, ChannelClosed):
             self._lose(f"ended during {_name(verb)}")
-        except TimeoutError as hung:
-            self._lose(f"hung during {_name(verb)}: {hung}")
-        except BadMessage as garbage:
-            self._lose(f"answered {_name(verb)} with garbage: {garbage}")
-        except BaseException:
-            self._abandon(f"was left alone during {_name(verb)}")  # its answer would be taken for the next one's
-            raise
+        if isinstance(error, TimeoutError):
+            self._lose(f"hung during {_name(verb)}: {error}")
+        if isinstance(error, (BadMessage, struct.error)):
+            self._lose(f"answered {_name(verb)} with garbage: {error}")
+        self._abandon(f"was left alone during {_name(verb)}")  # its answer would be taken for the next one's
         raise error
 
     def _receive(self, deadline: float, silence: float) -> Message:

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -40,7 +38,7 @@ from .base import (
     StepShape,
 )
 from .errors import DeviceError, DoesNotFit
-from .wire import RUN_REPLY, BadMessage
+from .wire import BadMessage
 
 HEAD_BYTES = 64
 """Before the arrays: one uint64 that the device's process increments while it lives."""
@@ -226,9 +224,10 @@ class StepMemory:
                 f"prompt_logprobs={batch.prompt_logprobs}, the device was loaded with "
                 f"max_prompt_logprobs={self._limits.max_prompt_logprobs}"
             )
-        parts = (batch.decode, batch.prefill, batch.sampling)
-        if not all(map(is_, parts, self._known_parts)):
-            self._known_parts, self._copies = parts, self._check(_arrays(batch), self._inputs)
+        decode, prefill, sampling = self._known_parts
+        if batch.decode is not decode or batch.prefill is not prefill or batch.sampling is not sampling:
+            self._copies = self._check(_arrays(batch), self._inputs)
+            self._known_parts = batch.decode, batch.prefill, batch.sampling
         for source, target in self._copies:
             target[:] = source
 
@@ -253,8 +252,8 @@ class StepMemory:
     def batch(self, prompt_logprobs: int) -> PackedBatch:
         return replace(self._batch, prompt_logprobs=prompt_logprobs) if prompt_logprobs else self._batch
 
-    def publish(self, output: DeviceOutput) -> bytes:
-        """Copy the device's arrays out; the reply that says which there are."""
+    def publish(self, output: DeviceOutput) -> tuple[int, int, float]:
+        """Copy the device's arrays out; the reply's payload, which says which there are."""
         self._tokens[...] = output.tokens
         num_logits, num_scores = -1, -1
         if output.logits is not None:
@@ -265,14 +264,10 @@ class StepMemory:
             own = self._scores(num_scores)
             for source, target in zip(_score_arrays(output.prompt_scores), _score_arrays(own), strict=True):
                 target[...] = source
-        return RUN_REPLY.pack(num_logits, num_scores, output.device_seconds)
+        return num_logits, num_scores, output.device_seconds
 
-    def read(self, reply: bytes) -> DeviceOutput:
+    def read(self, num_logits: int, num_scores: int, seconds: float) -> DeviceOutput:
         """The step's result as views of the memory, valid until the next `write`."""
-        try:
-            num_logits, num_scores, seconds = RUN_REPLY.unpack(reply)
-        except struct.error as error:
-            raise BadMessage(f"a step's reply is {reply!r}") from error
         if num_logits > self._most_logits or num_scores > self._limits.max_prompt_logprobs:
             raise BadMessage(f"a step's reply tells of more than was asked: {(num_logits, num_scores)}")
         return DeviceOutput(

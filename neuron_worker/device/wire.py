@@ -29,8 +29,6 @@ _HEADER = struct.Struct("<4sBBHII")  # magic, verb, status, 0, sequence, bytes o
 _HEADER_BYTES = _HEADER.size
 _LARGEST_PAYLOAD = 1 << 24  # far above any real message, far below what would hurt to read
 
-RUN_REQUEST = struct.Struct("<II")  # index of the shape, in order of compilation; prompt_logprobs
-RUN_REPLY = struct.Struct("<iid")  # rows of logits, alternatives per score, -1 for none; seconds
 DRAFT_REQUEST = struct.Struct("<I")  # index of the shape of the step before
 
 
@@ -65,12 +63,32 @@ Message = tuple[int, int, int, bytes]
 """verb, status, sequence (a reply carries its request's), payload"""
 
 
+class StepMessage:
+    """A message of `run`: a header of which only the sequence changes, and numbers, packed and read in one go.
+
+    A step sends a whole model through the processor's caches. What an exchange touches afterwards, it fetches from
+    memory: a dozen Python objects fewer at each end are 70 microseconds fewer of 230.
+    """
+
+    def __init__(self, status: Status, payload: str) -> None:
+        self.whole = struct.Struct("<8sII" + payload)  # head, sequence, bytes of payload, payload
+        self.payload = struct.Struct("<" + payload)
+        self.head = _HEADER.pack(_MAGIC, Verb.RUN, status, 0, 0, 0)[:8]
+        self.num_bytes = self.whole.size
+        self.payload_bytes = self.payload.size
+
+
+RUN_REQUEST = StepMessage(Status.REQUEST, "II")  # index of the shape, in order of compilation; prompt_logprobs
+RUN_REPLY = StepMessage(Status.DONE, "iid")  # rows of logits, alternatives per score, -1 for none; seconds
+
+
 class Channel:
     """One end of the socket. Not thread-safe. A call that stands still for `tick` seconds raises TimeoutError."""
 
     def __init__(self, end: socket.socket, tick: float | None = None) -> None:
         self._socket = end
         self._received = b""
+        self._buffer = bytearray(4096)
         if tick is not None:
             # The kernel's timeouts: Python's own would cost every step two more system calls.
             seconds = struct.pack("@ll", int(tick), int(tick % 1 * 1e6))
@@ -78,8 +96,14 @@ class Channel:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     def send(self, verb: int, status: int, sequence: int, payload: bytes = b"") -> None:
+        self._send(_HEADER.pack(_MAGIC, verb, status, 0, sequence, len(payload)) + payload)
+
+    def send_step(self, kind: StepMessage, sequence: int, *payload: float) -> None:
+        self._send(kind.whole.pack(kind.head, sequence, kind.payload_bytes, *payload))
+
+    def _send(self, message: bytes) -> None:
         try:
-            self._socket.sendall(_HEADER.pack(_MAGIC, verb, status, 0, sequence, len(payload)) + payload)
+            self._socket.sendall(message)
         except BlockingIOError as error:
             raise TimeoutError("a message could not be sent") from error
         except OSError as error:
@@ -97,6 +121,26 @@ class Channel:
             self._fill(end)
         payload, self._received = self._received[_HEADER_BYTES:end], self._received[end:]
         return verb, status, sequence, payload
+
+    def receive_step(self, kind: StepMessage) -> tuple[Any, ...] | None:
+        """The fields of `kind.whole`, if such a message comes alone and whole. None: nothing came within a tick, or
+        something else did, which `receive` has."""
+        if self._received:
+            return None
+        try:
+            count = self._socket.recv_into(self._buffer)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if count == kind.num_bytes:
+            fields = kind.whole.unpack_from(self._buffer)
+            if fields[0] == kind.head and fields[2] == kind.payload_bytes:
+                return fields
+        if not count:
+            raise ChannelClosed("the other end closed the connection")
+        self._received = bytes(self._buffer[:count])
+        return None
 
     def close(self) -> None:
         self._socket.close()

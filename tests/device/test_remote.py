@@ -186,7 +186,7 @@ def test_killed_while_idle_is_found_by_looking(world: World) -> None:
     device = world.ready()
     device.check()
     os.kill(device.pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(device.pid))
+    assert wait_until(lambda: not device.is_alive)  # a moment after its end, once it is reaped
     with pytest.raises(DeviceLost, match=r"ended while idle; it was ended by SIGKILL"):
         device.check()
     device.restart()
