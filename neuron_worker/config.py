@@ -52,6 +52,7 @@ class ServeRequest:
     options: Mapping[str, object] = field(default_factory=dict)
     override: Mapping[str, object] = field(default_factory=dict)
     speculation: Speculation | None = None
+    draft_dir: str | None = None  # holds config.json of the draft
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,11 @@ class NeuronConfig:
         return 1 if self.speculation is None else 1 + self.speculation.num_tokens
 
     @property
+    def num_drafts(self) -> int:
+        """Tokens that a draft on the device proposes for each row; 0: there is no such draft."""
+        return self.speculation.num_tokens if self.speculation is not None and self.speculation.has_draft else 0
+
+    @property
     def plan_request(self) -> PlanRequest:
         return PlanRequest(
             max_num_seqs=self.max_num_seqs,
@@ -142,6 +148,7 @@ class NeuronConfig:
             tensor_parallel_size=self.tensor_parallel_size,
             neuron_config=dict(self.overrides),
             threads=self.threads,
+            num_drafts=self.num_drafts,
             sampling=self.sampling,
             require_artifacts=self.require_cached,
         )

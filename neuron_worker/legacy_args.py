@@ -19,13 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from . import export_rules, overrides, speculation
 from .config import ASKED_KEY, OPTIONS_KEY, user_options
 from .device import registry
 from .errors import ConfigError
+from .model_files import check_path
 from .resolve import backend_name, spell_dtype
 
 DRAIN_SECONDS = 90
@@ -49,7 +49,7 @@ _FLAG = "--override-neuron-config"
 
 def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Keywords of vLLM's engine arguments, the classic ones among them, in vLLM's own vocabulary."""
-    _check_model(keywords.get("model"))
+    check_path("model", keywords.get("model"))
     kept = export_rules.fill(keywords)
     given = _options(kept)
     kept["additional_config"] = merged(kept.get("additional_config") or {}, given)
@@ -59,6 +59,7 @@ def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
         kept["speculative_config"] = {**speculative, **(kept.get("speculative_config") or {})}
     if kept.get("speculative_config") or any(kept.get(key) is not None for key in speculation.STOCK):
         kept["speculative_config"] = speculation.spelled_out(kept)
+        kept.update(dict.fromkeys(speculation.STOCK))  # they are in it now, and vLLM wants each only once
     if kept.get("async_scheduling"):
         raise ConfigError("--async-scheduling is not built yet: leave it out")
     if "dtype" in kept:
@@ -67,12 +68,6 @@ def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
         backend = backend_name(user_options(kept["additional_config"]), environ)
         kept["max_num_seqs"] = registry.capabilities(backend).default_max_num_seqs
     return kept
-
-
-def _check_model(model: object) -> None:
-    """A path that leads nowhere; vLLM would take it for the name of a repository and say that it is a wrong one."""
-    if isinstance(model, str) and model.startswith(("/", "./", "../", "~")) and not Path(model).exists():
-        raise ConfigError(f"model={model!r}: no such directory; give a local directory or a hub id")
 
 
 def _options(kept: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,15 @@ def export_settings(
     return None if settings is None else (directory, settings)
 
 
-def config_directory(model: str, revision: str | None = None, download_dir: str | None = None) -> str:
+def check_path(key: str, model: object) -> None:
+    """A path that leads nowhere; vLLM would take it for the name of a repository and say that it is a wrong one."""
+    if isinstance(model, str) and model.startswith(("/", "./", "../", "~")) and not Path(model).exists():
+        raise ConfigError(f"{key}={model!r}: no such directory; give a local directory or a hub id")
+
+
+def config_directory(
+    model: str, revision: str | None = None, download_dir: str | None = None, *, key: str = "model"
+) -> str:
     """Where the model's config.json is, nothing else of it fetched."""
     if Path(model).is_dir():
         return model
@@ -98,7 +106,7 @@ def config_directory(model: str, revision: str | None = None, download_dir: str 
         path = hf_hub_download(model, "config.json", revision=revision, cache_dir=download_dir)
     except Exception as error:  # the hub's own errors have no common base
         why = _in_one_line(error)
-        raise ConfigError(f"model={model!r} is no local directory, and the hub says: {why}") from None
+        raise ConfigError(f"{key}={model!r} is no local directory, and the hub says: {why}") from None
     return str(Path(path).parent)
 
 

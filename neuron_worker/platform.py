@@ -171,6 +171,7 @@ def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
     download_dir = vllm_config.load_config.download_dir
     directory = config_directory(model.model, model.revision, download_dir)
     check_weights(directory, download_dir)
+    asked = speculation.asked(vllm_config.speculative_config)
     return ServeRequest(
         model_dir=directory,
         max_model_len=model.max_model_len,
@@ -181,7 +182,8 @@ def _request(vllm_config: VllmConfig, extra: Mapping[str, Any]) -> ServeRequest:
         block_size=cache.block_size if cache.user_specified_block_size else None,
         options=user_options(extra),
         override=extra.get(overrides.KEY, {}),
-        speculation=speculation.asked(vllm_config.speculative_config),
+        speculation=asked,
+        draft_dir=speculation.draft_directory(asked, download_dir),
         **extra.get(OPTIONS_KEY, {}).get(ASKED_KEY, {}),
     )
 
@@ -212,8 +214,10 @@ def _apply(config: NeuronConfig, vllm_config: VllmConfig) -> None:
     scheduler.max_num_seqs = config.max_num_seqs
     scheduler.enable_chunked_prefill = config.chunked_prefill
     scheduler.max_num_batched_tokens = config.max_num_batched_tokens
-    if vllm_config.speculative_config is not None:
+    if (drafts := vllm_config.speculative_config) is not None:
         scheduler.max_num_scheduled_tokens = config.max_num_batched_tokens  # vLLM has set it already, to another
+        # vLLM takes places of a draft's own off this one, a step's tokens are counted without them.
+        scheduler.max_num_batched_tokens += drafts.max_num_new_slots_for_drafting * config.max_num_seqs
     scheduler.max_num_encoder_input_tokens = scheduler.encoder_cache_size = config.max_num_batched_tokens
     cache.block_size = config.block_size
     cache.enable_prefix_caching = config.prefix_caching

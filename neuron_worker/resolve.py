@@ -19,7 +19,7 @@ from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
 from neuronserve.speculative.settings import Speculation
 
-from . import environment, export_rules, machine, options, overrides, picking
+from . import draft_rules, environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities
@@ -27,6 +27,7 @@ from .device.cpu.library import num_threads as usable_cores
 from .device.environment import SEVERAL_MACHINES, for_several_machines
 from .device.errors import DeviceError
 from .device.graph.spec import ModelSpec, read_spec
+from .draft_directory import refuse_as_target
 from .environment import Environment
 from .errors import ConfigError
 from .exported import ExportSettings, read_settings
@@ -156,7 +157,7 @@ def _config(given: _Given) -> NeuronConfig:
         device_restarts=_optional_int(values["device_restarts"]) or 0,
         step_tokens=request.max_num_batched_tokens,
         overrides=given.override,
-        speculation=_speculation(request.speculation, capabilities),
+        speculation=_speculation(given, length),
     )
 
 
@@ -190,6 +191,7 @@ def _capabilities(backend: str) -> Capabilities:
 
 def _spec(model_dir: str, capabilities: Capabilities) -> ModelSpec:
     try:
+        refuse_as_target(model_dir)
         return read_spec(model_dir, capabilities.more_architectures)
     except DeviceError as error:
         raise ConfigError(str(error)) from None
@@ -460,12 +462,16 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
             notes.append(f"{overrides.KEY}: no effect on the {config.backend} device: {', '.join(unused)}")
 
 
-def _speculation(asked: Speculation | None, capabilities: Capabilities) -> Speculation | None:
+def _speculation(given: _Given, length: int) -> Speculation | None:
+    asked, request, capabilities = given.request.speculation, given.request, given.capabilities
     if asked is not None and capabilities.fused_speculation:
         raise ConfigError(
             f"speculative_config: the {capabilities.name} device verifies drafts of a model inside it and no others; "
             "leave it out"
         )
+    if asked is not None and request.draft_dir is not None:
+        pair = draft_rules.Pair(asked, request.draft_dir, request.model_dir, given.spec, length)
+        given.notes.extend(draft_rules.check(pair, capabilities))
     return asked
 
 

@@ -1,7 +1,8 @@
 """vLLM's speculative configuration: what of it is served, and the rest refused in one sentence.
 
-`--speculative-model ngram`, the classic `[ngram]` and `{"method": "ngram"}` are prompt lookup. Reads keywords and
-attributes by name; imports neither vLLM nor torch.
+`--speculative-model ngram`, the classic `[ngram]` and `{"method": "ngram"}` are prompt lookup; any other model is a
+draft, and its config.json says which method reads it. Reads keywords and attributes by name; imports neither vLLM nor
+torch.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neuronserve.speculative.settings import METHODS, NGRAM, Speculation
+from neuronserve.speculative.settings import BY_A_DRAFT, NGRAM, Speculation
 
+from .draft_directory import method_of
 from .errors import ConfigError
+from .model_files import check_path, config_directory
 
 STOCK = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """vLLM's own short flags -> keys of its speculative_config."""
 
-KEYS = ("method", "model", "num_speculative_tokens", "max_model_len", "prompt_lookup_min", "prompt_lookup_max")
-"""What is honoured; `max_model_len` is a draft model's, and has no effect without one."""
+KEYS = (
+    *("method", "model", "revision", "num_speculative_tokens", "max_model_len"),
+    *("prompt_lookup_min", "prompt_lookup_max"),
+)
+"""What is honoured."""
 
 NAMES_OF_NGRAM = ("ngram", "[ngram]")
 
@@ -26,15 +32,18 @@ LOOKUP = {"prompt_lookup_min": Speculation.shortest_match, "prompt_lookup_max": 
 
 
 def spelled_out(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword `speculative_config`, checked before vLLM looks for a draft model, our defaults in it."""
-    given = {key.replace("-", "_"): value for key, value in (keywords.get("speculative_config") or {}).items()}
-    stock = {key: keywords[name] for name, key in STOCK.items() if keywords.get(name) is not None}
-    _check(_method({**stock, **given}), {**stock, **given}.get("model"))
+    """The keyword `speculative_config` with vLLM's short flags in it, checked, our method and defaults filled in before
+    vLLM has a look."""
+    given = _gathered(keywords)
     if unknown := [key for key, value in given.items() if key not in KEYS and value is not None]:
         raise ConfigError(f"speculative_config.{unknown[0]}: not supported; leave it out (known: {', '.join(KEYS)})")
-    if any(given.get(key) is not None for key in LOOKUP):
-        return given
-    return {**given, **LOOKUP}
+    _check_count(given.get("num_speculative_tokens"))
+    method = _method(given, keywords.get("download_dir"))
+    if method == NGRAM:
+        return _with_lookup({key: value for key, value in given.items() if key != "revision"})
+    if lookup := [key for key in LOOKUP if given.get(key) is not None]:
+        raise ConfigError(f"speculative_config.{lookup[0]} is for prompt lookup and no draft; leave it out")
+    return {**given, "method": method}
 
 
 def planned(keywords: Mapping[str, Any]) -> Speculation | None:
@@ -42,17 +51,33 @@ def planned(keywords: Mapping[str, Any]) -> Speculation | None:
     given = keywords.get("speculative_config")
     if not given:
         return None
-    if not given.get("num_speculative_tokens"):
-        raise ConfigError("num_speculative_tokens is missing; add --num-speculative-tokens 4, say")
+    count = given["num_speculative_tokens"]
+    if given.get("method") in BY_A_DRAFT:
+        return Speculation(
+            given["method"],
+            count,
+            model=given["model"],
+            revision=given.get("revision"),
+            max_length=given.get("max_model_len"),
+        )
     shortest, longest = (given.get(key) for key in LOOKUP)
-    return Speculation(NGRAM, given["num_speculative_tokens"], shortest or longest, longest or shortest)
+    return Speculation(NGRAM, count, shortest or longest, longest or shortest)
 
 
 def asked(config: Any) -> Speculation | None:
     """Of vLLM's `SpeculativeConfig`."""
     if config is None:
         return None
-    _check(config.method, config.model)
+    if config.method in BY_A_DRAFT:
+        return Speculation(
+            method=config.method,
+            num_tokens=config.num_speculative_tokens,
+            model=config.model,
+            revision=config.revision,
+            max_length=config.max_model_len,
+        )
+    if config.method != NGRAM:
+        raise _not_built(config.method, config.model)
     return Speculation(
         method=config.method,
         num_tokens=config.num_speculative_tokens,
@@ -61,18 +86,60 @@ def asked(config: Any) -> Speculation | None:
     )
 
 
-def _method(given: Mapping[str, Any]) -> str:
-    for name in (given.get("method"), given.get("model")):
-        if name in NAMES_OF_NGRAM:
-            return NGRAM
-    return str(given.get("method") or "draft_model")
+def draft_directory(asked: Speculation | None, download_dir: str | None = None) -> str | None:
+    """Where the draft's config.json is; None: there is no draft."""
+    if asked is None or asked.model is None:
+        return None
+    return config_directory(asked.model, asked.revision, download_dir)
 
 
-def _check(method: str, model: object) -> None:
-    if method in METHODS:
-        return
-    named = f" (method={method!r})" if model is None else f" (method={method!r}, model={model!r})"
-    raise ConfigError(
-        f"speculative decoding is not built yet with a draft model or an EAGLE head{named}: leave out "
-        "--speculative-model and its companions, or use --speculative-model ngram, which looks drafts up in the prompt"
+def _gathered(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key.replace("-", "_"): value for key, value in (keywords.get("speculative_config") or {}).items()}
+    for name, key in STOCK.items():
+        if (value := keywords.get(name)) is None:
+            continue
+        if given.get(key) not in (None, value):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {value} and speculative_config.{key}={given[key]!r}: leave one of them out")
+        given[key] = value
+    return given
+
+
+def _method(given: Mapping[str, Any], download_dir: str | None) -> str:
+    method, model = given.get("method"), given.get("model")
+    if method in NAMES_OF_NGRAM or (method is None and model in NAMES_OF_NGRAM):
+        return NGRAM
+    if method is not None and method not in BY_A_DRAFT:
+        raise _not_built(method, model)
+    if not isinstance(model, str) or not model:
+        raise ConfigError(
+            "speculative_model is missing; give the draft's directory, or --speculative-model ngram, which looks "
+            "drafts up in the prompt"
+        )
+    check_path("speculative_model", model)
+    found = method_of(config_directory(model, given.get("revision"), download_dir, key="speculative_model"))
+    if method not in (None, found):
+        raise ConfigError(
+            f"speculative_config.method={method!r}, but by its config.json speculative_model={model!r} is for "
+            f"{found!r}: leave the method out"
+        )
+    return found
+
+
+def _check_count(count: object) -> None:
+    if count is None:
+        raise ConfigError("num_speculative_tokens is missing; add --num-speculative-tokens 4, say")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigError(f"num_speculative_tokens={count!r}: at least 1 token must be drafted; 4, say")
+
+
+def _with_lookup(given: dict[str, Any]) -> dict[str, Any]:
+    return given if any(given.get(key) is not None for key in LOOKUP) else {**given, **LOOKUP}
+
+
+def _not_built(method: object, model: object) -> ConfigError:
+    named = f"method={method!r}" if model is None else f"method={method!r}, model={model!r}"
+    return ConfigError(
+        f"speculative_config with {named} is not supported: give a draft model or an EAGLE head as "
+        "--speculative-model, or --speculative-model ngram, which looks drafts up in the prompt"
     )

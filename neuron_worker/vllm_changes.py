@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from neuronserve.speculative.settings import BY_A_DRAFT
+
 from . import draining, engine_end, legacy_args, startup_errors
 
 
@@ -143,6 +145,28 @@ def change_head_check() -> None:
         return original(self, one_core)
 
     ModelConfig.verify_with_parallel_config = _mark(verify_with_parallel_config, original)  # type: ignore[method-assign]
+
+
+# -- drafts
+
+
+def change_draft_config() -> None:
+    from vllm.config import SpeculativeConfig
+
+    original = SpeculativeConfig.__post_init__
+    if _is_ours(original):
+        return
+
+    def __post_init__(self: Any) -> None:  # noqa: N807
+        if self.method not in BY_A_DRAFT or self.model is None:
+            original(self)
+            return
+        self.prompt_lookup_max = self.prompt_lookup_min = 0
+        self.draft_model_config = copy.copy(self.target_model_config)  # read for its name, and for its heads
+        self.draft_model_config.model = self.model
+        self.draft_parallel_config = self.target_parallel_config
+
+    SpeculativeConfig.__post_init__ = _mark(__post_init__, original)  # type: ignore[method-assign]
 
 
 # -- exit
@@ -315,6 +339,13 @@ CHANGES = (
         reason="it refuses heads that do not divide by tensor_parallel_size; Neuron pads heads and replicates KV heads",
         until="vLLM leaves the check to the platform",
         apply=change_head_check,
+    ),
+    Change(
+        target="vllm.config.SpeculativeConfig.__post_init__",
+        reason="it takes a draft for what its path sounds like (a Llama under eagle- for EAGLE, an is_eagle directory "
+        "for a draft model), and refuses heads that its own model classes do not know; we read the draft's config.json",
+        until="vLLM believes the method it is given, and leaves the draft's configuration to the platform",
+        apply=change_draft_config,
     ),
     Change(
         target="torch.accelerator.empty_cache and empty_host_cache",

@@ -170,13 +170,15 @@ def _request(options: argparse.Namespace) -> ServeRequest:
     extra: dict[str, Any] = asked["additional_config"]
     if asked.get("quantization"):
         raise ConfigError(f"--quantization {asked['quantization']} is not supported; neuron_quant is, for int8 weights")
+    drafts = speculation.planned(asked)
     return ServeRequest(
         model_dir=config_directory(options.model, options.revision, options.download_dir),
         max_model_len=asked["max_model_len"],
         max_num_seqs=asked["max_num_seqs"],
         tensor_parallel_size=asked["tensor_parallel_size"],
         dtype=asked["dtype"],
-        speculation=speculation.planned(asked),
+        speculation=drafts,
+        draft_dir=speculation.draft_directory(drafts, options.download_dir),
         block_size=options.block_size,
         override=extra.get(overrides.KEY, {}),
         options=user_options(extra),

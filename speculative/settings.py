@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 NGRAM = "ngram"
-METHODS = (NGRAM,)
-"""What is built."""
+DRAFT_MODEL = "draft_model"
+EAGLE = "eagle"
+EAGLE3 = "eagle3"
+
+BY_A_DRAFT = (DRAFT_MODEL, EAGLE, EAGLE3)
+"""Those that load a second checkpoint beside the target's."""
+
+METHODS = (NGRAM, *BY_A_DRAFT)
+"""What is built, in vLLM's names."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,13 @@ class Speculation:
     num_tokens: int  # most drafts per step, k
     shortest_match: int = 1  # of prompt lookup, in tokens
     longest_match: int = 3
+    model: str | None = None  # the draft, a directory or a hub id; None: there is none
+    revision: str | None = None  # of a hub id
+    max_length: int | None = None  # a longer sequence is not drafted for; None: all are
+
+    @property
+    def has_draft(self) -> bool:
+        return self.method in BY_A_DRAFT
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any] | None) -> Speculation | None:

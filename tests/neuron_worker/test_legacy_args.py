@@ -114,18 +114,29 @@ def test_scheduling_that_is_not_asynchronous_passes(value: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "keywords",
+    ("keywords", "message"),
     [
-        {"speculative_model": "draft", "num_speculative_tokens": 4, "speculative_max_model_len": 128},
-        {"speculative_config": {"model": "draft", "num_speculative_tokens": 4}},
-        {"spec_model": "draft"},
-        {"speculative_config": {"method": "eagle3", "model": "ngram-head", "num_speculative_tokens": 4}},
-        {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 4}},
+        ({"speculative_model": "ngram"}, "num_speculative_tokens is missing; add --num-speculative-tokens 4"),
+        ({"num_speculative_tokens": 4}, "speculative_model is missing; give the draft's directory"),
+        ({"spec_model": "ngram", "spec_tokens": 0}, "num_speculative_tokens=0: at least 1 token must be drafted"),
+        ({"speculative_model": "ngram", "num_speculative_tokens": -3}, "num_speculative_tokens=-3: at least 1"),
+        ({"speculative_model": "./nowhere", "num_speculative_tokens": 4}, "speculative_model='./nowhere': no such"),
+        (
+            {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 4}},
+            "speculative_config with method='ngram_gpu' is not supported: .* --speculative-model ngram",
+        ),
+        (
+            {"speculative_config": {"method": "medusa", "model": "heads", "num_speculative_tokens": 4}},
+            "speculative_config with method='medusa', model='heads' is not supported",
+        ),
+        (
+            {"spec_tokens": 3, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
+            "--spec-tokens 3 and speculative_config.num_speculative_tokens=4: leave one of them out",
+        ),
     ],
 )
-def test_what_is_not_built_of_speculation_is_refused(keywords: dict[str, Any]) -> None:
-    refusal = "speculative decoding is not built yet with a draft model or an EAGLE head .*--speculative-model ngram"
-    with pytest.raises(ConfigError, match=refusal):
+def test_what_is_not_served_of_speculation(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         translate({**keywords, "use_v2_block_manager": True}, {})
 
 

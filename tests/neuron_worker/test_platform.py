@@ -242,7 +242,7 @@ def test_the_plan_is_shown_before_anything_is_loaded(tiny: str, capsys: pytest.C
     [
         ({"device": "cuda"}, "device='cuda' is not served"),
         ({"async_scheduling": True}, "--async-scheduling is not built yet"),
-        ({"speculative_model": "draft", "num_speculative_tokens": 4}, "speculative decoding is not built yet"),
+        ({"speculative_model": "ngram"}, "num_speculative_tokens is missing"),
         ({"override_neuron_config": {"fuse_qvk": 1}}, r"override_neuron_config\.fuse_qvk"),
         ({"neuronserve": {"backend": "gpu"}}, "backend='gpu' is not known"),
         ({"block_size": 24, "max_model_len": 128}, "--block-size 24 does not divide --max-model-len 128"),

@@ -11,6 +11,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from vllm import AsyncEngineArgs, EngineArgs
-from vllm.config import ModelConfig, ParallelConfig
+from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
@@ -102,6 +103,28 @@ def test_vllm_still_refuses_heads_that_do_not_divide(smollm2_heads: ModelConfig)
 
     with pytest.raises(ValueError, match="must be divisible by tensor parallel size"):
         original(smollm2_heads, TWO_CORES)
+
+
+# -- drafts
+
+
+def speculative_config(target: str, method: str, draft: str) -> SpeculativeConfig:
+    values: dict[str, Any] = {
+        "target_model_config": ModelConfig(model=target),
+        "target_parallel_config": ParallelConfig(),
+    }
+    return SpeculativeConfig(method=method, model=draft, num_speculative_tokens=2, **values)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_a_draft_has_the_method_it_is_given(tiny: str, tmp_path: Path, method: str) -> None:
+    draft = tiny_model(tmp_path / "eagle-7b", num_hidden_layers=1)
+    assert speculative_config(tiny, method, draft).method == method
+
+
+def test_vllm_still_goes_by_the_path(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpeculativeConfig, "__post_init__", inspect.unwrap(SpeculativeConfig.__post_init__))
+    assert speculative_config(tiny, "draft_model", tiny_model(tmp_path / "eagle-7b")).method == "eagle"
 
 
 # -- exit

@@ -121,7 +121,7 @@ def test_flags_take_as_many_words_as_vllm_says() -> None:
     ("flags", "message"),
     [
         (["--block-size", "7", "--max-model-len", "128"], "--block-size 7 does not divide --max-model-len 128"),
-        (["--speculative-model", "draft"], "speculative decoding is not built yet"),
+        (["--speculative-model", "draft"], "num_speculative_tokens is missing"),
         (["--quantization", "awq"], "--quantization awq is not supported"),
         (["--dtype", "int4"], "--dtype int4: the cpu device computes in"),
     ],

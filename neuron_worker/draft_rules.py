@@ -1,0 +1,127 @@
+"""Whether a draft fits the model it is to draft for: each rule's error has both values in one line.
+
+Reads config.json and tokenizer.json of both; knows no weights. Imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuronserve.speculative.settings import DRAFT_MODEL, EAGLE3, Speculation
+
+from .device.base import Capabilities
+from .device.errors import DeviceError
+from .device.graph.config_json import ConfigJson
+from .device.graph.spec import ModelSpec, read_spec
+from .errors import ConfigError
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A draft and its target, as they are to be served. Filled by `resolve`."""
+
+    speculation: Speculation
+    draft_dir: str
+    target_dir: str
+    target: ModelSpec
+    max_model_len: int
+
+    @property
+    def draft(self) -> str:
+        """As errors call it."""
+        return f"speculative_model={self.speculation.model!r}"
+
+
+def check(pair: Pair, capabilities: Capabilities) -> list[str]:
+    """Refuse what cannot work; one line for each setting that has no effect."""
+    if not capabilities.drafts:
+        raise ConfigError(
+            f"{pair.draft}: the {capabilities.name} device runs no draft beside the model; leave it out, or use "
+            "--speculative-model ngram"
+        )
+    try:
+        if pair.speculation.method == DRAFT_MODEL:
+            _check_model(pair, read_spec(pair.draft_dir))
+        else:
+            _check_head(pair, ConfigJson.in_directory(pair.draft_dir))
+    except DeviceError as error:
+        raise ConfigError(f"{pair.draft}: {error}") from None
+    _check_tokenizer(pair)
+    return _notes(pair)
+
+
+def _check_model(pair: Pair, draft: ModelSpec) -> None:
+    _check_vocabulary(pair, draft.vocab_size)
+    limit, length = pair.speculation.max_length, pair.max_model_len
+    if draft.longest >= length or (draft.rope is not None and limit is not None and limit <= draft.longest):
+        return
+    if draft.rope is None:
+        remedy = f"use --max-model-len {draft.longest} or less"
+    else:
+        remedy = f"use --max-model-len {draft.longest}, or --speculative-max-model-len {draft.longest}"
+        remedy += ", above which a sequence is decoded without drafts"
+    raise ConfigError(
+        f"{pair.draft} has positions for {draft.longest} tokens, the model is served with {length}: {remedy}"
+    )
+
+
+def _check_head(pair: Pair, head: ConfigJson) -> None:
+    """An EAGLE head shares the target's positions, and reads its hidden states."""
+    _check_vocabulary(pair, head.whole("vocab_size"))
+    width = head.whole("hidden_size")
+    if pair.speculation.method == EAGLE3:
+        width = head.whole("target_hidden_size", default=width)
+    if width != pair.target.hidden_size:
+        raise ConfigError(
+            f"{pair.draft} is a head for hidden states of {width} numbers, those of the model have "
+            f"{pair.target.hidden_size}: give a head that was trained for this model"
+        )
+
+
+def _check_vocabulary(pair: Pair, vocab_size: int) -> None:
+    if vocab_size != pair.target.vocab_size:
+        raise ConfigError(
+            f"{pair.draft} has a vocabulary of {vocab_size}, the model one of {pair.target.vocab_size}: give a draft "
+            "with the model's own vocabulary"
+        )
+
+
+def _check_tokenizer(pair: Pair) -> None:
+    """Without the added tokens: models of one family name those that they do not use as they like."""
+    own, other = (Path(directory) / TOKENIZER for directory in (pair.draft_dir, pair.target_dir))
+    if not own.is_file() or not other.is_file() or own.read_bytes() == other.read_bytes():
+        return
+    draft, target = _tokens(own), _tokens(other)
+    if draft == target:
+        return
+    id = min(id for id in draft.keys() | target.keys() if draft.get(id) != target.get(id))
+    raise ConfigError(
+        f"{pair.draft} has another tokenizer: token {id} is {_shown(draft, id)} in {own} and {_shown(target, id)} in "
+        f"{other}; give a draft of the same family"
+    )
+
+
+def _tokens(path: Path) -> dict[int, str]:
+    from tokenizers import Tokenizer
+
+    try:
+        vocabulary = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=False)
+    except Exception as error:  # the library raises Exception itself
+        raise ConfigError(f"{path} is no tokenizer that can be read ({error}); download it again") from None
+    return {id: token for token, id in vocabulary.items()}
+
+
+def _shown(tokens: Mapping[int, str], id: int) -> str:
+    return repr(tokens[id]) if id in tokens else "none"
+
+
+def _notes(pair: Pair) -> list[str]:
+    limit = pair.speculation.max_length
+    if limit is None or limit <= pair.max_model_len:
+        return []
+    longest = pair.max_model_len
+    return [f"--speculative-max-model-len {limit} has no effect: no sequence is longer than {longest} tokens"]
