@@ -30,6 +30,7 @@ class Row:
     uniforms: tuple[float, ...] = _NO_UNIFORMS  # one per token, where the device samples at random
     targets: Int32 | None = None  # [n], for prompt log-probabilities; None: not wanted
     prompt_logprobs: int = 0
+    lookahead: int = 0  # positions after its tokens that a draft may fill
 
     @property
     def length(self) -> int:
@@ -37,8 +38,8 @@ class Row:
 
     @property
     def context(self) -> int:
-        """Positions the row reaches, its own tokens included."""
-        return self.position + self.length
+        """Positions the row reaches, its own tokens and those of a draft included."""
+        return self.position + len(self.tokens) + self.lookahead
 
 
 def int32(values: list[int]) -> Int32:
@@ -55,5 +56,5 @@ def demand_of(rows: Sequence[Row]) -> StepDemand:
             width = max(width, length)
         else:
             prefill += length
-        context = max(context, row.position + length)
+        context = max(context, row.position + length + row.lookahead)
     return StepDemand(num_decode, max(width, 1), prefill, context)

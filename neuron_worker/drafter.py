@@ -5,7 +5,7 @@ Knows requests and their tokens. Knows no device, and not how drafts are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.outputs import DraftTokenIds
@@ -15,26 +15,39 @@ from neuronserve.speculative.proposer import Context, Proposer
 if TYPE_CHECKING:
     from neuronserve.neuron_worker.state import LiveRequest, RequestState
 
+Drafted = Mapping[str, Sequence[int]]
+"""What a draft on the device has said, by request id."""
+
 
 class Drafter:
-    def __init__(self, proposer: Proposer, num_tokens: int, state: RequestState) -> None:
+    def __init__(self, proposer: Proposer, num_tokens: int, state: RequestState, max_length: int | None = None) -> None:
+        """`max_length`: of a sequence with its drafts; None: the model's own limit."""
         self._proposer = proposer
         self._num_tokens = num_tokens
         self._state = state
+        self._max_length = max_length
         self.requests: Sequence[LiveRequest] = ()
         """Those that got tokens in the last step. Set by the runner."""
 
-    def take(self) -> DraftTokenIds | None:
+    def take(self, drafted: Drafted | None = None) -> DraftTokenIds | None:
         requests, self.requests = self.requests, ()
-        drafts = {request.id: found for request in requests if (found := self._propose(request))}
+        said = drafted or {}
+        drafts = {request.id: found for request in requests if (found := self._propose(request, said.get(request.id)))}
         return DraftTokenIds(list(drafts), list(drafts.values())) if drafts else None
 
-    def _propose(self, request: LiveRequest) -> list[int]:
-        most = min(self._num_tokens, self._num_wanted(request))
-        return self._proposer.propose(Context(self._state.known_tokens(request), most)) if most > 0 else []
+    def most(self, request: LiveRequest) -> int:
+        """Drafts that may be of use in the request's next step, which gives a token without any."""
+        most = min(self._num_tokens, self._state.max_model_len - request.num_tokens - 1)
+        if request.params.max_tokens is not None:
+            most = min(most, request.params.max_tokens - len(request.output) - 1)
+        if self._max_length is not None:
+            most = min(most, self._max_length - request.num_tokens)
+        return max(most, 0)
 
-    def _num_wanted(self, request: LiveRequest) -> int:
-        """Drafts that may still be of use: the next step gives a token without any."""
-        if request.params.max_tokens is None:
-            return self._num_tokens
-        return request.params.max_tokens - len(request.output) - 1
+    def is_within(self, position: int) -> bool:
+        """Whether a draft need know what stands there."""
+        return self._max_length is None or position < self._max_length
+
+    def _propose(self, request: LiveRequest, drafted: Sequence[int] | None) -> list[int]:
+        most = self.most(request)
+        return self._proposer.propose(Context(self._state.known_tokens(request), most, drafted)) if most else []

@@ -78,6 +78,8 @@ class Counters:
     num_shapes: int = 0
     warmup_seconds: float = 0.0
     device_restarts: int = 0
+    draft_calls: int = 0  # of a draft on the device
+    draft_seconds: float = 0.0  # of the device's, in these
 
     def __post_init__(self) -> None:
         self.kinds = {kind: KindOfStep() for kind in KINDS}

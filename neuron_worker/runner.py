@@ -1,10 +1,11 @@
 """One engine step: scheduled rows in, accepted tokens out.
 
-    apply -> split -> (choose -> pack -> run) per call -> sample, verify -> report
+    apply -> split -> (choose -> pack -> run) per call -> sample, verify -> report ... look ahead, draft
 
 Most steps are one device call. Where no shape holds the step, or the device does not mix prefill and decode,
 it becomes several. With a grammar in the batch the step pauses before sampling, because vLLM computes the
-grammar's mask while the device runs.
+grammar's mask while the device runs. A draft on the device looks ahead when vLLM asks for drafts: the step's tokens are
+on their way to the clients by then.
 
 Knows rows and shapes. Knows nothing of text, tokenizers or HTTP, nor why the plan has the shapes it has.
 """
@@ -15,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
@@ -26,6 +28,7 @@ from neuronserve.bucketing.split import split
 from neuronserve.bucketing.waste import PaddingCounters
 from neuronserve.neuron_worker.device.base import Device
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+from neuronserve.neuron_worker.look_ahead import Call, LookAhead
 from neuronserve.neuron_worker.metrics import Counters
 from neuronserve.neuron_worker.output import FailedStep, ForgottenCache, add_prompt_scores, report, take_prompt_scores
 from neuronserve.neuron_worker.rounds import HostRow, HostTokens, Masks, sample_in_rounds
@@ -36,8 +39,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import DraftTokenIds, LogprobsTensors, ModelRunnerOutput
 
     from neuronserve.bucketing.plan import Plan
-    from neuronserve.bucketing.row import Row
-    from neuronserve.neuron_worker.drafter import Drafter
+    from neuronserve.neuron_worker.drafter import Drafted, Drafter
     from neuronserve.neuron_worker.revival import Revival
     from neuronserve.neuron_worker.sampling import HostSampler
     from neuronserve.neuron_worker.state import LiveRequest, RequestState, ScheduledRow
@@ -57,6 +59,9 @@ class ComputedStep:
     for_host: list[HostRow] = field(default_factory=list)
     unfinished: list[LiveRequest] = field(default_factory=list)  # a chunk that is not the prompt's last
     prompt_logprobs: dict[str, LogprobsTensors | None] = field(default_factory=dict)
+    num_tokens: dict[str, int] = field(default_factory=dict)  # that each request got so far
+    call: Call | None = None  # the latest
+    drafted: dict[str, Sequence[int]] = field(default_factory=dict)  # by a draft on the device
 
 
 class Runner:
@@ -71,6 +76,7 @@ class Runner:
         revival: Revival,
         complain: Callable[[str], None],
         drafter: Drafter | None = None,
+        look_ahead: LookAhead | None = None,
     ) -> None:
         self.device = device
         self.plan = plan
@@ -82,6 +88,8 @@ class Runner:
         self._revival = revival
         self._complain = complain
         self._drafter = drafter
+        self._look_ahead = look_ahead
+        self._unread: ComputedStep | None = None  # reported, and the draft on the device has not seen it yet
         self._lost: str | None = None  # why, until the device is revived
         self._cache_is_gone = False  # with an idle device, and the scheduler does not know yet
         self._paused: ComputedStep | None = None
@@ -134,9 +142,35 @@ class Runner:
         if self._drafter is None:
             return None
         began = time.perf_counter()
-        drafts = self._drafter.take()
+        drafts = self._drafter.take(self._look_after_step())
         self.counters.step_seconds += time.perf_counter() - began
         return drafts
+
+    def _look_after_step(self) -> Drafted | None:
+        """A device that fails here has failed at no step: its tokens are the clients', and the requests go on."""
+        step, self._unread = self._unread, None
+        if step is None:
+            return None
+        try:
+            self._look(step)
+        except DeviceLost as lost:
+            self._complain(f"the device was lost while it drafted: {lost}")
+            self.revive(str(lost))
+        except DeviceError as error:
+            self._complain(f"nothing is drafted for the next step: {error}")
+        return step.drafted
+
+    def _look(self, step: ComputedStep) -> None:
+        """Let the draft on the device read the step's latest call."""
+        look_ahead, call = self._look_ahead, step.call
+        if look_ahead is None or call is None:
+            return
+        began = time.perf_counter()
+        step.drafted.update(_on_device(lambda call: look_ahead(self.device, call, step.num_tokens), call))
+        seconds = time.perf_counter() - began
+        self.counters.draft_calls += 1
+        self.counters.draft_seconds += seconds
+        self.counters.device_seconds += seconds
 
     def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
         if self._lost is not None:
@@ -144,19 +178,26 @@ class Runner:
         if scheduled.kv_cache_block_copies:
             pairs = [(c.src_block_id, c.dst_block_id) for c in scheduled.kv_cache_block_copies]
             _on_device(self.device.copy_blocks, pairs)
-        step = ComputedStep(scheduled)
-        owners = iter(rows)  # calls keep the order of the rows
+        step, self._unread = ComputedStep(scheduled), None
+        remaining = iter(rows)  # calls keep the order of the rows
         calls = split([scheduled_row.row for scheduled_row in rows], self.plan)
         for number, call in enumerate(calls, start=1):
-            for output in self._call(call):
-                self._collect(step, next(owners), output, is_last=number == len(calls))
+            owners = list(islice(remaining, len(call)))
+            is_last = number == len(calls)
+            for owner, output in zip(owners, self._call(step, owners), strict=True):
+                self._collect(step, owner, output, is_last=is_last)
+            if not is_last:
+                self._look(step)  # before the next call takes its arrays
         self._revival.worked()
         return step
 
-    def _call(self, rows: Sequence[Row]) -> list[RowOutput]:
+    def _call(self, step: ComputedStep, owners: Sequence[ScheduledRow]) -> list[RowOutput]:
+        rows = [owner.row for owner in owners]
         demand = demand_of(rows)
         shape = self.plan.choose(demand)
-        output = _on_device(self.device.run, self.packer.pack(rows, shape))
+        batch = self.packer.pack(rows, shape)
+        output = _on_device(self.device.run, batch)
+        step.call = Call(owners, batch)
         self.padding.add(shape, demand)
         self.counters.device_calls += 1
         self.counters.device_seconds += output.device_seconds
@@ -174,7 +215,11 @@ class Runner:
             step.for_host.append(HostRow(request, logits, owner.drafts))
         else:
             tokens: list[int] = output.tokens.tolist()
-            step.on_device.append((request, accept(owner.drafts, tokens) if owner.drafts else tokens))
+            tokens = accept(owner.drafts, tokens) if owner.drafts else tokens
+            for token in tokens:
+                self.state.append(request, token)
+            step.on_device.append((request, tokens))
+            step.num_tokens[request.id] = len(tokens)
         if owner.ends and request.scores_due:
             step.prompt_logprobs[request.id] = take_prompt_scores(request)
 
@@ -184,27 +229,23 @@ class Runner:
         if step.for_host:
             drafts = step.scheduled.scheduled_spec_decode_tokens
             sampled = sample_in_rounds(step.for_host, self.host_sampler, self.state.append, Masks(grammar, drafts))
-        for request, tokens in step.on_device:
-            for token in tokens:
-                self.state.append(request, token)
         if self._drafter is not None:
-            self._follow_up(self._drafter, step.on_device, sampled)
+            self._follow_up(self._drafter, step, sampled)
         self.counters.rows_sampled_on_host += len(step.for_host)
         self.counters.rows_sampled_on_device += len(step.on_device)
         output = report(sampled, step.on_device, step.unfinished, step.prompt_logprobs)
         self.counters.step_ended()
         return output
 
-    def _follow_up(
-        self, drafter: Drafter, on_device: Sequence[tuple[LiveRequest, list[int]]], sampled: HostTokens | None
-    ) -> None:
-        on_host = zip(sampled.requests, sampled.tokens, strict=True) if sampled else ()
-        ended = [*on_device, *on_host]
-        drafter.requests = [request for request, _ in ended]
+    def _follow_up(self, drafter: Drafter, step: ComputedStep, sampled: HostTokens | None) -> None:
+        on_host = list(zip(sampled.requests, sampled.tokens, strict=True)) if sampled else []
+        step.num_tokens.update((request.id, len(tokens)) for request, tokens in on_host)
+        drafter.requests = [request for request, _ in (*step.on_device, *on_host)]
+        self._unread = step
         kept = self.counters.accepted_drafts
-        for _, tokens in ended:
-            if len(tokens) > 1:
-                kept[len(tokens) - 1] = kept.get(len(tokens) - 1, 0) + 1
+        for count in step.num_tokens.values():
+            if count > 1:
+                kept[count - 1] = kept.get(count - 1, 0) + 1
 
     def _fail(self, scheduled: SchedulerOutput, error: Exception) -> FailedStep:
         self.counters.failed_steps += 1

@@ -87,7 +87,9 @@ class RequestState:
         vocab_size: int,
         decide: Callable[[SamplingParams], Ending],
         draw: Callable[[Ending, int], float],
+        num_ahead: int = 0,
     ) -> None:
+        """`num_ahead`: positions after a row that a draft on the device may fill."""
         max_blocks = -(-max_model_len // block_size)
         self._tokens: Int32 = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._blocks: Int32 = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
@@ -96,6 +98,11 @@ class RequestState:
         self._vocab_size = vocab_size
         self._decide = decide
         self._draw = draw
+        self._num_ahead = num_ahead
+
+    @property
+    def max_model_len(self) -> int:
+        return self._tokens.shape[1] - 1
 
     @property
     def num_requests(self) -> int:
@@ -203,8 +210,9 @@ class RequestState:
         if drafts:
             self._tokens[request.place, start + count : start + count + len(drafts)] = drafts
         scored = request.scores_due and not is_decode
+        end = start + count + len(drafts)
         row = Row(
-            tokens=self._tokens[request.place, start : start + count + len(drafts)],
+            tokens=self._tokens[request.place, start:end],
             position=start,
             blocks=self._blocks[request.place, : request.num_blocks],
             is_decode=is_decode,
@@ -216,6 +224,7 @@ class RequestState:
             uniforms=self._uniforms(request, 1 + len(drafts)) if ends and ending.draws else (),
             targets=self._targets(request, start, count) if scored else None,
             prompt_logprobs=request.num_prompt_logprobs if scored else 0,
+            lookahead=min(self._num_ahead, self.max_model_len - end) if ends else 0,
         )
         return ScheduledRow(request, row, ends, drafts)
 

@@ -32,6 +32,7 @@ from neuronserve.neuron_worker.drafter import Drafter
 from neuronserve.neuron_worker.drawing import Draws
 from neuronserve.neuron_worker.idle_watch import IdleWatch
 from neuronserve.neuron_worker.kept_graphs import KeptGraphs, kept_graphs
+from neuronserve.neuron_worker.look_ahead import LookAhead
 from neuronserve.neuron_worker.memory import cache_bytes, chip_bytes, slots_bytes
 from neuronserve.neuron_worker.model_files import local_directory
 from neuronserve.neuron_worker.revival import Revival
@@ -75,11 +76,17 @@ class NeuronWorker(WorkerBase):
         options = self._device_options(self.graphs)
         device = registry.create(self.config.backend, self.config.device_python, self.config.device_timeout)
         try:
-            return device, device.load(directory, options)
+            return device, device.load(directory, options, self._draft_directory())
         except BaseException:
             device.close()
             self.graphs.discard()
             raise
+
+    def _draft_directory(self) -> str | None:
+        asked = self.config.speculation
+        if asked is None or asked.model is None:
+            return None
+        return local_directory(asked.model, asked.revision, self.load_config.download_dir)
 
     def _device_options(self, graphs: KeptGraphs) -> DeviceOptions:
         most = self.model_config.max_logprobs
@@ -159,7 +166,9 @@ class NeuronWorker(WorkerBase):
             vocab_size=vocab_size,
             decide=Decider(self.backend.capabilities, vocab_size, always_host=always_host),
             draw=draws,
+            num_ahead=self.config.num_drafts,
         )
+        drafter = self._make_drafter(state, host_sampler)
         return Runner(
             device=self.backend,
             plan=plan,
@@ -168,7 +177,8 @@ class NeuronWorker(WorkerBase):
             host_sampler=host_sampler,
             revival=Revival(self._restart, self.config.device_restarts),
             complain=logger.error,
-            drafter=self._make_drafter(state, host_sampler),
+            drafter=drafter,
+            look_ahead=LookAhead(packer, drafter) if drafter is not None and self.config.num_drafts else None,
         )
 
     def _make_drafter(self, state: RequestState, host_sampler: HostSampler) -> Drafter | None:
@@ -178,7 +188,7 @@ class NeuronWorker(WorkerBase):
         if host_sampler.has_custom_processors:
             logger.warning("nothing is drafted: logits processors of your own see every token sampled plainly")
             return None
-        return Drafter(make_proposer(asked), asked.num_tokens, state)
+        return Drafter(make_proposer(asked), asked.num_tokens, state, asked.max_length)
 
     def _restart(self) -> Device:
         """A device in the place of one that was lost, its cache empty."""

@@ -2,9 +2,9 @@
 
     after a step ── propose(Context) ──▶ drafts ── scheduled with the next step ──▶ verify
 
-Prompt lookup reads the tokens. A draft model or an EAGLE head will run inside the device's call, after the target; what
-it proposed comes back with the step's output and reaches its proposer as `Context.drafted`. Either way a proposer may
-give fewer drafts than it may, or none; wrong drafts cost time and never a token.
+Prompt lookup reads the tokens. A draft model or an EAGLE head runs on the device, in a call after the target's; what it
+said reaches its proposer as `Context.drafted`. Either way a proposer may give fewer drafts than it may, or none; wrong
+drafts cost time and never a token.
 
 Knows no requests, no engine and no device.
 """
@@ -21,7 +21,7 @@ from .settings import NGRAM, Speculation
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One request between two steps. Filled by the runner."""
+    """One request between two steps. Filled by the drafter."""
 
     tokens: Tokens  # all known ones, the accepted ones of the last step included; a view
     most: int  # drafts that can be of use, at least 1
@@ -42,7 +42,12 @@ class PromptLookup:
         return lookup(context.tokens, self.shortest, self.longest, context.most)
 
 
+class DeviceDraft:
+    def propose(self, context: Context) -> list[int]:
+        return list(context.drafted or ())[: context.most]
+
+
 def make_proposer(asked: Speculation) -> Proposer:
     if asked.method == NGRAM:
         return PromptLookup(asked.shortest_match, asked.longest_match)
-    raise ValueError(f"speculation by {asked.method!r} is not built")  # refused with its reasons at start
+    return DeviceDraft()

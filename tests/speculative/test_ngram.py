@@ -78,8 +78,3 @@ def test_drafts_are_tokens_of_the_text(tokens: list[int]) -> None:
 def test_the_proposer_gives_no_more_than_are_of_use() -> None:
     proposer = make_proposer(Speculation("ngram", num_tokens=4, shortest_match=1, longest_match=3))
     assert proposer.propose(Context(np.array([1, 2, 3, 4, 1], dtype=np.int32), most=2)) == [2, 3]
-
-
-def test_what_is_not_built_has_no_proposer() -> None:
-    with pytest.raises(ValueError, match="eagle"):
-        make_proposer(Speculation("eagle", num_tokens=4))
