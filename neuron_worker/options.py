@@ -108,7 +108,8 @@ OPTIONS = (
 )
 
 OTHER_VARIABLES = {
-    "NEURONSERVE_CPU_ISA": "Kernels of the cpu device: avx512, avx2 or base; by default the best this processor has.",
+    "NEURONSERVE_CPU_ISA": "Kernels of the cpu device: avx512vnni, avx512, avxvnni, avx2 or base; by default the best "
+    "this processor has.",
 }
 """Read by a backend itself, wherever it runs: no options, and nothing to warn about."""
 

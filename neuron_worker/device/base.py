@@ -189,8 +189,9 @@ class DeviceOptions:
     block_size: int
     prompts_per_call: int
     dtype: str = "float32"  # "float32", "float16" or "bfloat16"
-    quantization: str | None = None  # "int8": symmetric per output channel, weights only
+    quantization: str | None = None  # "int8": weights, symmetric per output channel
     quantize_head: bool = False  # the language-model head in int8 too
+    activations: str = "float32"  # beside int8 weights: "int8" rounds each token's too, in blocks of inputs
     tensor_parallel_size: int = 1
     max_prompt_logprobs: int = 20
     neuron_config: Mapping[str, Any] = field(default_factory=dict)  # validated NeuronConfig overrides

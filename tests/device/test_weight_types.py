@@ -27,6 +27,24 @@ def rounded_to_int8(reference: Reference, head: bool = False) -> Reference:
     return Reference(reference.directory, model)
 
 
+def with_int8_products(reference: Reference, head: bool = False) -> Reference:
+    """As `rounded_to_int8`, and what enters each of those matrices is rounded too: per token, in blocks of 64."""
+    result = rounded_to_int8(reference, head)
+
+    def rounded(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        blocks = [
+            (block / scale).round() * scale
+            for block in inputs[0].double().split(64, dim=-1)
+            for scale in [block.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127]
+        ]
+        return (torch.cat(blocks, dim=-1).float(),)
+
+    for name, module in result.model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D) and (name != "lm_head" or head):
+            module.register_forward_pre_hook(rounded)
+    return result
+
+
 def rounded_to(reference: Reference, dtype: torch.dtype) -> Reference:
     """Matrices and tables in a narrow type; norms and biases stay float32."""
     model = copy.deepcopy(reference.model)
@@ -56,6 +74,19 @@ def test_int8_body(name: str, reference, drive) -> None:
 def test_int8_head_keeps_the_embedding_exact(name: str, reference, drive) -> None:
     model = reference(name)
     check(drive(model, quantization="int8", quantize_head=True), rounded_to_int8(model, head=True))
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "llama-odd", "mistral-window", "qwen2", "qwen3", "gpt2"])
+def test_int8_activations(name: str, head: bool, reference, drive) -> None:
+    model, stream = reference(name), Stream(random_tokens(20, 5))
+    expected = with_int8_products(model, head).logits(stream.tokens)[12:15]
+    driver = drive(model, quantization="int8", quantize_head=head, activations="int8")
+    found = np.concatenate([driver.step([rows])[0].logits for rows in (prefill(stream, 13), decode(stream, 2))])
+    # Where a sum in another order moves a number across the middle between two steps, the logits move by a little.
+    np.testing.assert_allclose(found, expected, atol=0.05 * np.abs(expected).max())
+    near, far = (np.abs(found - other).mean() for other in (expected, reference(name).logits(stream.tokens)[12:15]))
+    assert near < far / 4, "the rounding is transformers' with the same rule, not another"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -24,10 +24,15 @@ FOLDER = Path(__file__).resolve().parent
 _OPTIONS = ["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
 _COMMON = ("device.c", "pool.c", "step.c")
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _VARIANTS: dict[str, dict[str, list[str]]] = {
-    "x86_64": {"avx512": _AVX512, "avx2": ["-mavx2", "-mfma", "-mf16c"], "base": []},
+    "x86_64": {"avx512": _AVX512, "avx2": _AVX2, "base": []},
     "aarch64": {"base": []},
 }
+_MORE_DOTS: dict[str, dict[str, list[str]]] = {
+    "x86_64": {"avx512vnni": [*_AVX512, "-mavx512vnni"], "avxvnni": [*_AVX2, "-mavxvnni"]},
+}
+"""Instructions for int8 alone, which compilers before GCC 11 know in part; the library does without them then."""
 _SECONDS = 300
 
 
@@ -37,7 +42,7 @@ class BuildFailed(Exception):
 
 def library_name() -> str:
     """Different for every change of the sources, the options or the kind of machine."""
-    digest = hashlib.sha256(repr((_OPTIONS, _VARIANTS, platform.system(), platform.machine())).encode())
+    digest = hashlib.sha256(repr((_OPTIONS, _VARIANTS, _MORE_DOTS, platform.system(), platform.machine())).encode())
     for source in sorted((FOLDER / "kernels").glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
     return f"neuronserve_cpu-{digest.hexdigest()[:16]}.so"
@@ -67,12 +72,11 @@ def _build(folder: Path) -> Path:
     if _loads(library):
         return library
     compiler = _compiler()
-    variants = _VARIANTS.get(_machine(), {"base": []})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Beside its place, so that the last step is a rename: processes that build at once do not disturb each other.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as work:
-            _compile_all(compiler, Path(work), variants)
+            _compile_all(compiler, Path(work))
             objects = sorted(str(path) for path in Path(work).glob("*.o"))
             made = Path(work) / library.name
             _run([*compiler, "-shared", *_OPTIONS, *objects, "-o", str(made), "-lm"])
@@ -84,15 +88,26 @@ def _build(folder: Path) -> Path:
     return library
 
 
-def _compile_all(compiler: list[str], work: Path, variants: dict[str, list[str]]) -> None:
+def _compile_all(compiler: list[str], work: Path) -> None:
     kernels = FOLDER / "kernels"
-    base = [*compiler, "-c", *_OPTIONS]
-    jobs = [[*base, str(kernels / name), "-o", str(work / f"{name}.o")] for name in _COMMON]
-    for variant, options in variants.items():
-        source, target = str(kernels / "kernels.c"), str(work / f"kernels-{variant}.o")
-        jobs.append([*base, *options, f"-DVARIANT={variant}", source, "-o", target])
-    with ThreadPoolExecutor(max_workers=min(len(jobs), os.cpu_count() or 1)) as pool:
-        list(pool.map(_run, jobs))
+    variants = _VARIANTS.get(_machine(), {"base": []})
+    more = _MORE_DOTS.get(_machine(), {})
+
+    def compile_one(source: str, options: list[str], variant: str = "") -> None:
+        named = [*options, f"-DVARIANT={variant}"] if variant else options
+        target = work / f"{source}-{variant}.o"
+        _run([*compiler, "-c", *_OPTIONS, *named, str(kernels / source), "-o", str(target)])
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        jobs = [pool.submit(compile_one, "kernels.c", options, variant) for variant, options in variants.items()]
+        jobs += [pool.submit(compile_one, "dots.c", options, variant) for variant, options in variants.items()]
+        jobs += [pool.submit(compile_one, name, []) for name in _COMMON]
+        extra = {name: pool.submit(compile_one, "dots.c", options, name) for name, options in more.items()}
+    for job in jobs:
+        job.result()
+    for name, job in extra.items():
+        if (failure := job.exception()) is not None:
+            log.info("the CPU kernels are without %s: %s", name, failure)
 
 
 def _run(command: list[str]) -> None:

@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 from ..errors import DeviceError, DoesNotFit
 from . import build
 
-KINDS = ("embed", "norm", "linear", "head_norm", "place", "attend", "select", "sample", "gather", "score")
-TYPES = ("float32", "float16", "bfloat16", "int8")
+KINDS = (
+    *("embed", "norm", "linear", "head_norm", "place", "attend", "select", "sample", "gather", "score"),
+    *("round", "dot"),
+)
+QUANTIZED = ("int8", "uint8")
+"""int8 weights: as they are; and plus 128 in groups of four inputs, for products with int8 activations."""
+TYPES = ("float32", "float16", "bfloat16", *QUANTIZED)
 ACTIVATIONS = (None, "silu_gate", "gelu_gate", "gelu", "gelu_tanh")
 ROW_SETS = ("tokens", "selected", "slice")
 NO_VALUE = -1
@@ -25,7 +30,7 @@ SLICE_ROWS = 32
 """Prompt positions whose logits exist at one time."""
 MAX_THREADS = 256
 ISA_VARIABLE = "NEURONSERVE_CPU_ISA"
-SETS = ("avx512", "avx2", "base")
+SETS = ("avx512vnni", "avx512", "avxvnni", "avx2", "base")
 
 OP = np.dtype(
     [(name, np.int64) for name in ("kind", "rows", "x", "y", "residual", "x_stride", "y_stride", "residual_stride")]
@@ -95,6 +100,7 @@ def load() -> ctypes.CDLL:
         "ns_close": (None, (pointer,)),
         "ns_error": (ctypes.c_char_p, (pointer,)),
         "ns_isa": (ctypes.c_char_p, (pointer,)),
+        "ns_panel_isa": (ctypes.c_char_p, (pointer,)),
         "ns_panel_width": (i64, (pointer,)),
         "ns_layout": (i64, (i64,)),
         "ns_maps": (i64, ()),
@@ -154,6 +160,11 @@ class Session:
     @property
     def isa(self) -> str:
         return str(self.library.ns_isa(self._handle).decode())
+
+    @property
+    def panel_isa(self) -> str:
+        """The set that packed weights are laid out for: sets that differ in int8 products alone share one."""
+        return str(self.library.ns_panel_isa(self._handle).decode())
 
     @property
     def panel_width(self) -> int:

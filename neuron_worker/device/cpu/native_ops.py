@@ -25,6 +25,7 @@ _SCORES_PER_ITEM = 96 << 10  # floats, well within a core's second-level cache
 _SCORE_MARGIN = 96  # floats beyond a row's scores, see `attention.h`
 _LANES = 16
 _WIDEST_PANEL = 32
+_GROUP, _DOT_BLOCK = 4, 64  # a rounded row: words for each group of inputs, two for each block; see `dot.h`
 
 
 Fields = dict[str, float | int]
@@ -107,7 +108,20 @@ class NativeOps:
         }
         is_gate = activation in ("silu_gate", "gelu_gate")
         y = self._value(weight.out_features // 2 if is_gate else weight.out_features, x.rows)
+        if packed.type == "uint8":
+            return self._record("dot", fields, x=self._rounded(x), y=y, residual=residual)
         return self._record("linear", fields, x=x, y=y, residual=residual)
+
+    def _rounded(self, x: Value) -> Value:
+        """`x` in int8. A norm right before becomes part of the rounding."""
+        groups, blocks = -(-x.width // _GROUP), -(-x.width // _DOT_BLOCK)
+        rounded = self._value(2 * groups + 2 * blocks, x.rows)
+        last = self.recording.ops[-1]
+        if last.kind == "norm" and last.y == x and last.x is not None:
+            self.recording.ops.pop()
+            self.recording.absorbed.add(x)
+            return self._record("round", last.fields, x=last.x, y=rounded)
+        return self._record("round", {"in": x.width}, x=x, y=rounded)
 
     def head_norm(self, qkv: Value, form: AttentionForm, query: NormWeight, key: NormWeight) -> Value:
         fields = {**_heads(form), "weight": pointer(query.weight), "second": pointer(key.weight)}
@@ -156,6 +170,8 @@ class NativeOps:
     ) -> Value:
         known = y or x
         assert known is not None
+        if self.recording.absorbed.intersection((x, residual)):
+            raise DeviceError("the graph reads a norm again that int8 products took in; there is one reader")
         self.recording.ops.append(Recorded(kind, known.rows, fields, x, y, residual))
         return known
 
@@ -167,6 +183,7 @@ class Recording:
     values: list[Value] = field(default_factory=list)
     ops: list[Recorded] = field(default_factory=list)
     rope_of: tuple[Value, int] | None = None
+    absorbed: set[Value | None] = field(default_factory=set)  # norms that exist in int8 alone
     logits: Value | None = None
     slice_start: int = 0  # the operations from here on are repeated for each slice of scored positions
 
@@ -236,6 +253,8 @@ class Recording:
         for op in self.ops:
             if op.kind == "linear" and op.fields["weight_type"] != TYPES.index("float32"):
                 needs.append(int(op.fields["in"]) * _WIDEST_PANEL)
+            elif op.kind == "round":
+                needs.append(_round_up(int(op.fields["in"]), _LANES))
             elif op.kind == "attend":
                 rows, dim = queries * _group(op), int(op.fields["head_dim"])
                 needs.append(rows * (2 * _round_up(dim, 2 * _WIDEST_PANEL) + context + _SCORE_MARGIN) + _LANES)

@@ -33,8 +33,8 @@ from ..graph.ops import FloatType, Matrix
 from ..graph.spec import read_spec
 from ..graph.weights import Checkpoint
 from ..manifest import Manifest, PackedEntry
-from .library import Session, address
-from .packer import ITEM_BYTES, NativePacker, Panels, Table
+from .library import QUANTIZED, Session, address
+from .packer import ITEM_BYTES, NativePacker, Panels, Table, panel_items
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ _STORED: dict[str, tuple[str, type[np.generic]]] = {
     "float16": ("F16", np.float16),
     "bfloat16": ("BF16", np.uint16),
     "int8": ("I8", np.int8),
+    "uint8": ("U8", np.uint8),
 }
 _TYPE_OF = {stored: name for name, (stored, _) in _STORED.items()}
 
@@ -57,12 +58,17 @@ def key_of(options: DeviceOptions, session: Session) -> dict[str, Any]:
     return {
         "device": "cpu",
         "layout": LAYOUT,
-        "isa": session.isa,
+        "isa": session.panel_isa,
         "panel_width": session.panel_width,
         "dtype": options.dtype,
         "quantization": options.quantization,
         "quantize_head": options.quantization is not None and options.quantize_head,
+        **({"activations": "int8"} if _rounds_activations(options) else {}),
     }
+
+
+def _rounds_activations(options: DeviceOptions) -> bool:
+    return options.quantization is not None and options.activations == "int8"
 
 
 def load(model_dir: str, options: DeviceOptions, session: Session) -> tuple[Model, NativePacker]:
@@ -71,12 +77,12 @@ def load(model_dir: str, options: DeviceOptions, session: Session) -> tuple[Mode
     manifest = Manifest.read(model_dir)
     entry = None if manifest is None else _entry(manifest, options, session)
     if manifest is None or entry is None:
-        packer = NativePacker(session, dtype)
+        packer = NativePacker(session, dtype, options.activations)
         return load_model(model_dir, options, packer), packer
     file = PackedFile(Path(model_dir) / entry.file)
     manifest.check(model_dir, ["config.json"])
     manifest.check_data(model_dir, entry.file, file.data)  # what is mapped is what is checked
-    mapped = MappedPacker(session, dtype, file)
+    mapped = MappedPacker(session, dtype, file, options.activations)
     return build_model(read_spec(model_dir), file, mapped, options), mapped
 
 
@@ -87,8 +93,8 @@ def _entry(manifest: Manifest, options: DeviceOptions, session: Session) -> Pack
         if entry.key == wanted:
             return entry
     for entry in ours:
-        differs = [name for name in wanted if entry.key.get(name) != wanted[name]]
-        values = ", ".join(f"{name} {entry.key.get(name)} and not {wanted[name]}" for name in differs)
+        differs = [name for name in {**wanted, **entry.key} if entry.key.get(name) != wanted.get(name)]
+        values = ", ".join(f"{name} {entry.key.get(name)} and not {wanted.get(name)}" for name in differs)
         log.info("%s is packed for %s: the export's plain weights are packed instead", entry.file, values)
     return None
 
@@ -96,10 +102,11 @@ def _entry(manifest: Manifest, options: DeviceOptions, session: Session) -> Pack
 def write_packed(model_dir: str, options: DeviceOptions, directory: Path, session: Session) -> PackedEntry:
     """The checkpoint of `model_dir`, packed into a file under `directory`."""
     key = key_of(options, session)
-    name = "-".join(["cpu", session.isa, options.dtype, *([options.quantization] if options.quantization else [])])
-    file = f"{FOLDER}/{name}{'-head' if key['quantize_head'] else ''}.safetensors"
+    parts = ["cpu", session.panel_isa, options.dtype, *([options.quantization] if options.quantization else [])]
+    parts += [word for word, given in (("head", key["quantize_head"]), ("activations", "activations" in key)) if given]
+    file = f"{FOLDER}/{'-'.join(parts)}.safetensors"
     spec = read_spec(model_dir)
-    packer = KeepingPacker(session, cast(FloatType, options.dtype))
+    packer = KeepingPacker(session, cast(FloatType, options.dtype), options.activations)
     with Checkpoint(model_dir, NAMES[spec.family].prefix) as checkpoint:
         named = NamedTensors(checkpoint)
         build_model(spec, named, packer, options)
@@ -134,15 +141,15 @@ def _write(path: Path, pieces: Mapping[str, Piece], key: Mapping[str, Any]) -> N
 class KeepingPacker(NativePacker):
     """Packs, and keeps what it made by name."""
 
-    def __init__(self, session: Session, dtype: FloatType) -> None:
-        super().__init__(session, dtype)
+    def __init__(self, session: Session, dtype: FloatType, activations: str = "float32") -> None:
+        super().__init__(session, dtype, activations)
         self.kept: dict[str, Piece] = {}
         self._made: list[Panels] = []  # whose memory the pieces lie in
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         packed = super()._panels(parts, kind, channels, gate)
         self._made.append(packed)
-        size = channels * parts[0].shape[1] * ITEM_BYTES[kind]
+        size = panel_items(kind, channels, parts[0].shape[1]) * ITEM_BYTES[kind]
         memory = (ctypes.c_char * size).from_address(packed.address)
         self.kept[f"{parts[0].name}.panels"] = Piece(kind, np.frombuffer(memoryview(memory), np.uint8))
         if packed.scale is not None:
@@ -240,16 +247,16 @@ class PackedFile:
 class MappedPacker(NativePacker):
     """Finds packed what it is asked to pack."""
 
-    def __init__(self, session: Session, dtype: FloatType, file: PackedFile) -> None:
-        super().__init__(session, dtype)
+    def __init__(self, session: Session, dtype: FloatType, file: PackedFile, activations: str = "float32") -> None:
+        super().__init__(session, dtype, activations)
         self._file = file
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         name = parts[0].name
-        piece = self._file.piece(f"{name}.panels", channels * parts[0].shape[1])
+        piece = self._file.piece(f"{name}.panels", panel_items(kind, channels, parts[0].shape[1]))
         if piece.type != kind:
             raise LoadError(f"{name} in {self._file.path} is {piece.type}, not {kind}; export the model again")
-        scale = self._file.piece(f"{name}.scale", channels).values if kind == "int8" else None
+        scale = self._file.piece(f"{name}.scale", channels).values if kind in QUANTIZED else None
         return Panels(address(piece.values), kind, scale, self._file.data)
 
     def _table(self, matrix: Matrix) -> Table:

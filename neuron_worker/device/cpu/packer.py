@@ -18,12 +18,18 @@ from numpy.typing import NDArray
 
 from ..base import Float32
 from ..graph.ops import FloatType, LinearWeight, Matrix, NormWeight
-from .library import TYPES, Memory, PackJob, Session, address
+from .library import QUANTIZED, TYPES, Memory, PackJob, Session, address
 
 _PIECE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20
 _ALIGNMENT = 64
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+_GROUP = 4
+
+
+def panel_items(kind: str, channels: int, columns: int) -> int:
+    """Values of a packed matrix; see `kernels/dot.h` for the groups of uint8."""
+    return channels * (_round_up(columns, _GROUP) if kind == "uint8" else columns)
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,10 @@ class Table:
 class NativePacker:
     """See `graph.ops.Packer`."""
 
-    def __init__(self, session: Session, dtype: FloatType) -> None:
+    def __init__(self, session: Session, dtype: FloatType, activations: str = "float32") -> None:
         self._session = session
         self._dtype = dtype
+        self._int8 = "uint8" if activations == "int8" else "int8"
         self._slab: Memory | None = None
         self._slab_used = 0
         self.num_bytes = 0  # of all that was packed
@@ -65,7 +72,7 @@ class NativePacker:
     ) -> LinearWeight:
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         channels = _round_up(rows, self._session.panel_width)
-        kind = "int8" if quantize else self._dtype
+        kind = self._int8 if quantize else self._dtype
         packed = self._panels(parts, kind, channels, gate)
         self.num_bytes += rows * (columns * ITEM_BYTES[kind] + (4 if quantize else 0))
         return LinearWeight(columns, rows, packed, None if bias is None else self._in_order(bias, channels, gate))
@@ -88,8 +95,8 @@ class NativePacker:
         return self._vector(table)
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
-        where, memory = self._take(channels * parts[0].shape[1] * ITEM_BYTES[kind])
-        packed = Panels(where, kind, np.zeros(channels, dtype=np.float32) if kind == "int8" else None, memory)
+        where, memory = self._take(panel_items(kind, channels, parts[0].shape[1]) * ITEM_BYTES[kind])
+        packed = Panels(where, kind, np.zeros(channels, dtype=np.float32) if kind in QUANTIZED else None, memory)
         first = 0
         for half, part in enumerate(parts):
             self._pack(part, packed, 0 if gate else first, half if gate else None)

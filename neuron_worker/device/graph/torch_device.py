@@ -38,7 +38,7 @@ class TorchDevice:
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
         if draft_dir is not None:
             raise UnsupportedModel(f"draft model {draft_dir}: the cpu device does not speculate on its own")
-        packer = TorchPacker(float_type(options.dtype))
+        packer = TorchPacker(float_type(options.dtype), options.activations)
         model = load_model(model_dir, options, packer)
         torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
         self._model, self._options = model, options

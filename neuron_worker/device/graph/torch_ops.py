@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .ops import Activation, AttentionForm, LinearWeight, NormWeight
+from .quantize import ACTIVATION_BLOCK, quantize_activations
 from .torch_packer import PackedMatrix
 from .torch_sampling import SamplingTensors, greedy_tokens, sampled_tokens, score_targets
 
@@ -103,7 +104,7 @@ class TorchOps:
         self, x: Tensor, weight: LinearWeight, *, activation: Activation | None = None, residual: Tensor | None = None
     ) -> Tensor:
         packed: PackedMatrix = weight.packed
-        y = F.linear(x, packed.values.float())
+        y = _int8_product(x, packed.values) if packed.rounds_input else F.linear(x, packed.values.float())
         if packed.scales is not None:
             y = y * packed.scales
         if weight.bias is not None:
@@ -235,6 +236,16 @@ def _heads(qkv: Tensor, form: AttentionForm) -> tuple[Tensor, ...]:
 def _turn(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
+def _int8_product(x: Tensor, weight: Tensor) -> Tensor:
+    """By the rule of `quantize.py`. A block's sum is a whole number below 2^24: float32 adds it up exactly."""
+    rounded, scales = quantize_activations(x.numpy())
+    sums = torch.zeros(len(x), len(weight))
+    for block, scale in enumerate(torch.from_numpy(scales).split(1, dim=1)):
+        part = slice(block * ACTIVATION_BLOCK, (block + 1) * ACTIVATION_BLOCK)
+        sums = sums + F.linear(torch.from_numpy(rounded[:, part]).float(), weight[:, part].float()) * scale
+    return sums
 
 
 def _activate(y: Tensor, activation: Activation) -> Tensor:

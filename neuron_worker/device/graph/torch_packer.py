@@ -26,13 +26,15 @@ _PIECE_BYTES = 1 << 20
 class PackedMatrix:
     values: Tensor  # [out, in]
     scales: Tensor | None = None  # float32 [out], where values are int8
+    rounds_input: bool = False  # to int8 too; see `quantize.py`
 
 
 class TorchPacker:
     """Weights as plain tensors, in rows as the checkpoint has them; a gate's and an up's rows follow each other."""
 
-    def __init__(self, dtype: FloatType) -> None:
+    def __init__(self, dtype: FloatType, activations: str = "float32") -> None:
         self._name = dtype
+        self._rounds_input = activations == "int8"
         self._dtype = _TORCH_TYPES[dtype]
         self.num_bytes = 0  # of all that was packed
 
@@ -53,7 +55,8 @@ class TorchPacker:
             self._fill(part, values[start:end], None if scales is None else scales[start:end])
             start = end
         self._count(values, scales)
-        return LinearWeight(columns, rows, PackedMatrix(values, scales), None if bias is None else self._vector(bias))
+        packed = PackedMatrix(values, scales, quantize and self._rounds_input)
+        return LinearWeight(columns, rows, packed, None if bias is None else self._vector(bias))
 
     def norm(
         self,

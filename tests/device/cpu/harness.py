@@ -29,20 +29,26 @@ from neuronserve.neuron_worker.device.graph.ops import FloatType
 Graph = Callable[[NativeOps, Value], Value]
 
 
-def instruction_sets() -> list[str]:
-    """Those of this machine; none where the kernels cannot be compiled."""
-    found = []
+def int8_sets() -> dict[str, str]:
+    """Those of this machine, with the set that all else of their kernels is of; none where nothing can be compiled."""
+    found = {}
     for name in SETS:
         try:
             load()
-            Session(1, name).close()
-            found.append(name)
+            session = Session(1, name)
+            found[name] = session.panel_isa
+            session.close()
         except NativeMissing:
             pass
     return found
 
 
+def instruction_sets() -> list[str]:
+    return list(dict.fromkeys(int8_sets().values()))
+
+
 every_set = pytest.mark.parametrize("isa", instruction_sets())
+every_int8_set = pytest.mark.parametrize("isa", int8_sets())
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,16 @@ class Piece:
 class Bench:
     """A session with a cache, and a graph to run on rows given from outside."""
 
-    def __init__(self, isa: str, threads: int = 1, dtype: FloatType = "float32", block_size: int = 16) -> None:
+    def __init__(
+        self,
+        isa: str,
+        threads: int = 1,
+        dtype: FloatType = "float32",
+        block_size: int = 16,
+        activations: str = "float32",
+    ) -> None:
         self.session = Session(threads, isa)
-        self.packer = NativePacker(self.session, dtype)
+        self.packer = NativePacker(self.session, dtype, activations)
         self.block_size = block_size
         self._kept: list[object] = []  # what the library has addresses of; threads may look at it after a step
         self.cache(2, 1, 8)

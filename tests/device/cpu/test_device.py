@@ -19,7 +19,7 @@ from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
 
 from ..driver import Driver, Sampling, Stream, decode, prefill
 from ..models import LONGEST, Reference, random_tokens
-from .harness import every_set, instruction_sets
+from .harness import every_int8_set, instruction_sets
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the kernels cannot be compiled here")
 
@@ -54,14 +54,14 @@ def logits_of(driver: Driver, stream: Stream, steps: list[list]) -> np.ndarray:
     return np.concatenate(found)
 
 
-@every_set
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@every_int8_set
+@pytest.mark.parametrize(("quantization", "activations"), [(None, "float32"), ("int8", "float32"), ("int8", "int8")])
 @pytest.mark.parametrize("name", ["llama-odd", "mistral-window", "gpt2", "qwen3"])
 def test_a_request_gets_the_same_bits_alone_and_in_company(
-    isa: str, quantization: str | None, name: str, start, monkeypatch: pytest.MonkeyPatch
+    isa: str, quantization: str | None, activations: str, name: str, start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(library.ISA_VARIABLE, isa)
-    how = {"quantization": quantization, "quantize_head": True}
+    how = {"quantization": quantization, "quantize_head": True, "activations": activations}
     mine = Stream(random_tokens(40, 0))
     driver = start(name, threads=1, **how)
     driver.step([prefill(mine, 20)])

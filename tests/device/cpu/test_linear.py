@@ -119,21 +119,28 @@ def test_gate(isa: str, activation: str, quantize: bool, half: int, bench) -> No
 
 
 @every_set
-@pytest.mark.parametrize("quantize", [False, True])
+@pytest.mark.parametrize(("quantize", "activations"), [(False, "float32"), (True, "float32"), (True, "int8")])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_is_the_same_bits_whatever_stands_beside_it(isa: str, quantize: bool, threads: int, bench) -> None:
+def test_a_row_is_the_same_bits_whatever_stands_beside_it(
+    isa: str, quantize: bool, activations: str, threads: int, bench
+) -> None:
     w, x = numbers(70, 100, seed=1), numbers(140, 100)
-    alone = np.concatenate([linear(bench(isa), x[i : i + 1], w, quantize=quantize) for i in range(len(x))])
+    one = bench(isa, activations=activations)
+    alone = np.concatenate([linear(one, x[i : i + 1], w, quantize=quantize) for i in range(len(x))])
+    several = bench(isa, threads, activations=activations)
     for count in (*range(2, 41), 140):
-        together = linear(bench(isa, threads), x[:count], w, quantize=quantize)
+        together = linear(several, x[:count], w, quantize=quantize)
         assert np.array_equal(bits(together), bits(alone[:count])), count
 
 
 @pytest.mark.skipif(len({"avx512", "avx2"} & set(instruction_sets())) < 2, reason="needs both")
-@pytest.mark.parametrize("quantize", [False, True])
-def test_avx512_and_avx2_agree_to_the_bit(quantize: bool, bench) -> None:
+@pytest.mark.parametrize(("quantize", "activations"), [(False, "float32"), (True, "float32"), (True, "int8")])
+def test_avx512_and_avx2_agree_to_the_bit(quantize: bool, activations: str, bench) -> None:
     w, x = numbers(70, 100, seed=1), numbers(40, 100)
-    wide, narrow = (linear(bench(isa), x, w, quantize=quantize, activation="gelu_tanh") for isa in ("avx512", "avx2"))
+    wide, narrow = (
+        linear(bench(isa, activations=activations), x, w, quantize=quantize, activation="gelu_tanh")
+        for isa in ("avx512", "avx2")
+    )
     assert np.array_equal(bits(wide), bits(narrow))
 
 

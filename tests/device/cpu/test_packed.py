@@ -19,11 +19,20 @@ from neuronserve.neuron_worker.device.cpu.program import padding_batch
 from neuronserve.neuron_worker.device.errors import LoadError
 from neuronserve.neuron_worker.device.manifest import Manifest, entry_of
 
-FORMS = [("float32", None, False), ("bfloat16", None, False), ("float32", "int8", False), ("float16", "int8", True)]
+FORMS: list[tuple[str, str | None, bool, str]] = [
+    ("float32", None, False, "float32"),
+    ("bfloat16", None, False, "float32"),
+    ("float32", "int8", False, "float32"),
+    ("float16", "int8", True, "float32"),
+    ("float32", "int8", True, "int8"),
+]
 
 
-def options(dtype: str = "float32", quantization: str | None = None, head: bool = False) -> DeviceOptions:
-    return DeviceOptions(2, 64, 16, 1, dtype=dtype, quantization=quantization, quantize_head=head, threads=1)
+def options(
+    dtype: str = "float32", quantization: str | None = None, head: bool = False, activations: str = "float32"
+) -> DeviceOptions:
+    how = {"dtype": dtype, "quantization": quantization, "quantize_head": head, "activations": activations}
+    return DeviceOptions(2, 64, 16, 1, threads=1, **how)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -64,11 +73,11 @@ def logits(directory: str, how: DeviceOptions) -> bytes:
     return made
 
 
-@pytest.mark.parametrize(("dtype", "quantization", "head"), FORMS)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_mapped_weights_give_the_same_bits(
-    checkpoint: str, tmp_path: Path, dtype: str, quantization: str | None, head: bool
+    checkpoint: str, tmp_path: Path, form: tuple[str, str | None, bool, str]
 ) -> None:
-    how = options(dtype, quantization, head)
+    how = options(*form)
     made = export(checkpoint, tmp_path / "export", how)  # no plain weights: they cannot have been read
     assert logits(made, how) == logits(checkpoint, how)
 
@@ -82,6 +91,20 @@ def test_weights_packed_for_other_options_are_passed_over_with_one_line(
     lines = [record.message for record in caplog.records if "packed for" in record.message]
     assert len(lines) == 1
     assert "dtype bfloat16 and not float32" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "line"),
+    [("float32", "int8", "activations None and not int8"), ("int8", "float32", "activations int8 and not None")],
+)
+def test_int8_weights_packed_for_the_other_activations_are_packed_again(
+    written: str, wanted: str, line: str, checkpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    how = options("float32", "int8", activations=wanted)
+    made = export(checkpoint, tmp_path / "export", options("float32", "int8", activations=written), with_plain=True)
+    with caplog.at_level(logging.INFO):
+        assert logits(made, how) == logits(checkpoint, how)
+    assert [line in record.message for record in caplog.records if "packed for" in record.message] == [True]
 
 
 @pytest.mark.parametrize("at", [10, 5000, -1])
@@ -125,18 +148,21 @@ GOLDEN = {
         "bfloat16 None": "cbd5ff1b60af435f",
         "float32 int8": "4e2fe37503261d12",
         "float16 int8": "39e2d8b16c1f85f3",
+        "float32 int8 activations": "d495aafa13c56b36",
     },
     "avx2": {
         "float32 None": "58b18b236e96da52",
         "bfloat16 None": "ed1410a20ed78f3f",
         "float32 int8": "5cf3f68df1c57471",
         "float16 int8": "ae27e1d84a77598b",
+        "float32 int8 activations": "8f15e1859c539f20",
     },
     "base": {
         "float32 None": "955b55932f78301e",
         "bfloat16 None": "4539267f595bcf7d",
         "float32 int8": "94376df7d18b2bbc",
         "float16 int8": "b4ed8f0c168754d6",
+        "float32 int8 activations": "4ae7459b2b41a9a7",
     },
 }
 """Digests of what `LAYOUT` stands for: where one changes, raise `LAYOUT`, or exports would be misread."""
@@ -149,9 +175,10 @@ def test_the_layout_has_not_changed_under_its_number(checkpoint: str, tmp_path: 
     except Exception as error:
         pytest.skip(f"not on this processor: {error}")
     found = {}
-    for dtype, quantization, head in FORMS:
-        entry = packed.write_packed(checkpoint, options(dtype, quantization, head), tmp_path, session)
-        found[f"{dtype} {quantization}"] = hashlib.sha256((tmp_path / entry.file).read_bytes()).hexdigest()[:16]
+    for dtype, quantization, head, activations in FORMS:
+        entry = packed.write_packed(checkpoint, options(dtype, quantization, head, activations), tmp_path, session)
+        name = f"{dtype} {quantization}{' activations' * (activations == 'int8')}"
+        found[name] = hashlib.sha256((tmp_path / entry.file).read_bytes()).hexdigest()[:16]
     assert packed.LAYOUT == 1
     assert found == GOLDEN[isa]
 

@@ -13,9 +13,9 @@
 
 enum op_kind {
     OP_EMBED, OP_NORM, OP_LINEAR, OP_HEAD_NORM, OP_PLACE, OP_ATTEND, OP_SELECT, OP_SAMPLE, OP_GATHER, OP_SCORE,
-    OP_KINDS
+    OP_ROUND, OP_DOT, OP_KINDS
 };
-enum value_type { TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_INT8 };
+enum value_type { TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_INT8, TYPE_UINT8 };
 enum activation { ACT_NONE, ACT_SILU_GATE, ACT_GELU_GATE, ACT_GELU, ACT_GELU_TANH };
 enum row_set { ROWS_TOKENS, ROWS_SELECTED, ROWS_SLICE };
 enum want { WANT_NOTHING, WANT_TOKEN, WANT_LOGITS };
@@ -122,19 +122,33 @@ struct pack_job {
     int64_t is_gate;
     int64_t type;
     void *panels;
-    float *scale;                 /* int8: written per row */
+    float *scale;                 /* int8 and uint8: written per row */
 };
+
+typedef int64_t (*op_count)(const struct step *, const struct op *);
+typedef void (*op_run)(const struct step *, const struct op *, int64_t item, float *scratch);
 
 /* What one instruction set brings. */
 struct kernels {
     const char *name;
     int64_t panel_width, max_rows;
-    int64_t (*count[OP_KINDS])(const struct step *, const struct op *);
-    void (*run[OP_KINDS])(const struct step *, const struct op *, int64_t item, float *scratch);
+    op_count count[OP_KINDS];
+    op_run run[OP_KINDS];
     void (*pack)(const struct pack_job *, int64_t first, int64_t rows);
 };
 
 extern const struct kernels ns_kernels_avx512, ns_kernels_avx2, ns_kernels_base;
+
+/* What more instructions bring to products of int8 with int8; `dot.h`. */
+struct dots {
+    const char *name;
+    op_count count_round, count_dot;
+    op_run run_round, run_dot;
+};
+
+/* NULL where the compiler did not know the instructions. */
+#define MAYBE __attribute__((weak))
+extern const struct dots ns_dots_avx512vnni MAYBE, ns_dots_avxvnni MAYBE, ns_dots_avx512, ns_dots_avx2, ns_dots_base;
 
 /* pool.c */
 struct pool;

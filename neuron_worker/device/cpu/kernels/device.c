@@ -12,6 +12,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 struct region {
     char *start;
@@ -20,7 +23,8 @@ struct region {
 
 struct session {
     struct pool *pool;
-    const struct kernels *kernels;
+    const char *isa;
+    struct kernels kernels;
     int num_threads;
     struct region workspace, scratch, lists, cache;
     size_t scratch_bytes;         /* of one thread */
@@ -98,30 +102,77 @@ int64_t ns_layout(int64_t which)
     return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
 }
 
-static const struct kernels *find_kernels(const char *name)
+#if defined(__x86_64__)
+static int has_leaf7(unsigned subleaf, int is_ecx, int bit)
 {
-    int any = !name || !*name;
-    (void)any;
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, subleaf, &eax, &ebx, &ecx, &edx) && (is_ecx ? ecx : eax) >> bit & 1;
+}
+#endif
+
+/* Which of the sets this processor has, the best first. The names of `library.SETS`. */
+static const struct set {
+    const char *name;
+    const struct kernels *kernels;
+    const struct dots *dots;
+} sets[] = {
+#if defined(__x86_64__)
+    {"avx512vnni", &ns_kernels_avx512, &ns_dots_avx512vnni},
+    {"avx512", &ns_kernels_avx512, &ns_dots_avx512},
+    {"avxvnni", &ns_kernels_avx2, &ns_dots_avxvnni},
+    {"avx2", &ns_kernels_avx2, &ns_dots_avx2},
+#endif
+    {"base", &ns_kernels_base, &ns_dots_base},
+};
+
+static int is_here(const struct set *set)
+{
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if ((any || !strcmp(name, "avx512")) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return &ns_kernels_avx512;
-    if ((any || !strcmp(name, "avx2")) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-        && __builtin_cpu_supports("f16c"))
-        return &ns_kernels_avx2;
+    if (set->kernels == &ns_kernels_avx512 && !(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+                                                && __builtin_cpu_supports("avx512vl")
+                                                && __builtin_cpu_supports("avx512dq")))
+        return 0;
+    if (set->kernels == &ns_kernels_avx2 && !(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
+                                              && __builtin_cpu_supports("f16c")))
+        return 0;
+    /* By number: compilers of not long ago know the instructions by no name. */
+    if (set->dots == &ns_dots_avx512vnni)
+        return set->dots && has_leaf7(0, 1, 11);
+    if (set->dots == &ns_dots_avxvnni)
+        return set->dots && has_leaf7(1, 0, 4);
 #endif
-    return any || !strcmp(name, "base") ? &ns_kernels_base : NULL;
+    return set->dots != NULL;
+}
+
+static const struct set *find_set(const char *name)
+{
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
+        if ((!name || !*name || !strcmp(name, sets[i].name)) && is_here(&sets[i]))
+            return &sets[i];
+    return NULL;
+}
+
+/* The kernels of a set in one table. */
+static struct kernels joined(const struct set *set)
+{
+    struct kernels all = *set->kernels;
+    all.count[OP_ROUND] = set->dots->count_round;
+    all.run[OP_ROUND] = set->dots->run_round;
+    all.count[OP_DOT] = set->dots->count_dot;
+    all.run[OP_DOT] = set->dots->run_dot;
+    return all;
 }
 
 /* NULL: this processor lacks the instruction set `isa` ("" chooses the best), or memory is short. */
 struct session *ns_open(int num_threads, const char *isa)
 {
-    const struct kernels *kernels = find_kernels(isa);
-    struct session *session = kernels ? calloc(1, sizeof *session) : NULL;
+    const struct set *set = find_set(isa);
+    struct session *session = set ? calloc(1, sizeof *session) : NULL;
     if (!session)
         return NULL;
-    session->kernels = kernels;
+    session->isa = set->name;
+    session->kernels = joined(set);
     session->num_threads = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
     session->pool = pool_open(session->num_threads);
     if (!session->pool) {
@@ -141,8 +192,9 @@ void ns_close(struct session *session)
     free(session);
 }
 
-const char *ns_isa(const struct session *session) { return session->kernels->name; }
-int64_t ns_panel_width(const struct session *session) { return session->kernels->panel_width; }
+const char *ns_isa(const struct session *session) { return session->isa; }
+const char *ns_panel_isa(const struct session *session) { return session->kernels.name; }
+int64_t ns_panel_width(const struct session *session) { return session->kernels.panel_width; }
 void *ns_workspace(const struct session *session) { return session->workspace.start; }
 void ns_profile(struct session *session, double *seconds) { session->profile = seconds; }
 
@@ -157,7 +209,7 @@ static void pack_rows(void *context, int thread)
         int64_t first = atomic_fetch_add(&session->counters[0].next, PACK_ROWS), rows = job->rows - first;
         if (rows <= 0)
             return;
-        session->kernels->pack(job, first, rows < PACK_ROWS ? rows : PACK_ROWS);
+        session->kernels.pack(job, first, rows < PACK_ROWS ? rows : PACK_ROWS);
         atomic_fetch_add(&session->counters[0].done, rows < PACK_ROWS ? rows : PACK_ROWS);
     }
 }
@@ -272,7 +324,7 @@ static void run_program(void *context, int thread)
 {
     struct session *session = context;
     const struct step *s = &session->step;
-    const struct kernels *kernels = session->kernels;
+    const struct kernels *kernels = &session->kernels;
     float *scratch = (float *)(session->scratch.start + session->scratch_bytes * (size_t)thread);
     double *profile = thread ? NULL : session->profile, began = profile ? seconds() : 0.0;
     for (int64_t i = 0; i < s->program->num_ops; i++) {

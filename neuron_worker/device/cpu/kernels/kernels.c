@@ -4,11 +4,7 @@
 #include "rows.h"
 #include "attention.h"
 #include "sampling.h"
-
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-#define TEXT_(a) #a
-#define TEXT(a) TEXT_(a)
+#include "names.h"
 
 const struct kernels JOIN(ns_kernels_, VARIANT) = {
     .name = TEXT(VARIANT),

@@ -7,7 +7,7 @@
  *
  * A gate's panel holds PANEL / 2 gate channels, then the same channels of the up projection.
  */
-#include "simd.h"
+#include "product.h"
 
 /* Measured. Widening inside the tile is all but free where one instruction does it: ten tiles still bear it. Of float32
  * weights, tiles of few rows wait for memory and have no instruction to spare; the others hide it best when it is asked
@@ -21,23 +21,6 @@ enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 2 };
 enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2 };
 #endif
 enum { NEAR_BYTES = 1536, FAR_BYTES = 8192 };
-
-INLINE vf silu(vf x) { return x / (splat(1.0f) + exp_(-x)); }
-
-INLINE vf gelu(vf x)
-{
-    vf y;
-    for (int i = 0; i < VW; i++)
-        y[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
-    return y;
-}
-
-INLINE vf gelu_tanh(vf x)
-{
-    /* 0.5 x (1 + tanh(u)) = x / (1 + e^-2u) */
-    vf u = splat(0.79788456f) * fma_(splat(0.044715f) * x * x, x, x);
-    return x / (splat(1.0f) + exp_(splat(-2.0f) * u));
-}
 
 /* One input: `rows` values times one vector of the panel after the other. `x` points at the input's column. */
 INLINE void add_products(vf sums[MAX_ROWS][NV], const float *x, int64_t x_stride, const char *at, const int rows,
@@ -110,36 +93,6 @@ DEFINE_TILES(tiles_int8, TYPE_INT8)
 typedef void (*tiles_function)(const float *, int64_t, const void *, const char *, int64_t, int64_t, float *);
 static const tiles_function tiles[] = {tiles_float32, tiles_float16, tiles_bfloat16, tiles_int8};
 
-/* What comes after the sums of one row of a tile; `channel` counts in the order of the panels. */
-static void finish_row(const struct step *s, const struct op *op, int64_t channel, int64_t row, const float *tile)
-{
-    vf sums[NV];
-    int64_t column = channel;
-    int vectors = NV;
-    for (int v = 0; v < NV; v++) {
-        sums[v] = load(tile + v * VW);
-        vf bias = op->bias ? load(op->bias + channel + v * VW) : splat(0.0f);
-        sums[v] = op->scale ? fma_(sums[v], load(op->scale + channel + v * VW), bias) : sums[v] + bias;
-    }
-    if (op->activation == ACT_SILU_GATE || op->activation == ACT_GELU_GATE) {
-        column /= 2;
-        vectors = GATE_VECTORS;
-        for (int v = 0; v < GATE_VECTORS; v++)
-            sums[v] = (op->activation == ACT_SILU_GATE ? silu(sums[v]) : gelu(sums[v])) * sums[v + GATE_VECTORS];
-    } else if (op->activation == ACT_GELU_TANH) {
-        for (int v = 0; v < NV; v++)
-            sums[v] = gelu_tanh(sums[v]);
-    } else if (op->activation == ACT_GELU) {
-        for (int v = 0; v < NV; v++)
-            sums[v] = gelu(sums[v]);
-    }
-    float *y = target_row(s, op->y, op->y_stride, row) + column;
-    const float *residual = op->residual == NO_VALUE
-                                ? NULL : value_row(s, op->residual, op->residual_stride, row) + column;
-    for (int v = 0; v < vectors; v++)
-        store(y + v * VW, residual ? sums[v] + load(residual + v * VW) : sums[v]);
-}
-
 INLINE void widen_panel_as(float *to, const void *panel, int64_t values, const int type)
 {
     for (int64_t i = 0; i < values; i += VW)
@@ -155,22 +108,14 @@ static void widen_panel(float *to, const void *panel, int64_t values, int64_t ty
     }
 }
 
-/* Rows are cut for more threads only where there are few panels for them. */
-static int64_t linear_row_blocks(const struct step *s, const struct op *op)
-{
-    int64_t rows = num_rows(s, op), panels = round_up(op->out, PANEL) / PANEL;
-    int64_t wanted = (4 * s->num_threads + panels - 1) / panels;
-    return larger(smaller(wanted, rows / MAX_ROWS), 1);
-}
-
 static int64_t count_linear(const struct step *s, const struct op *op)
 {
-    return num_rows(s, op) ? round_up(op->out, PANEL) / PANEL * linear_row_blocks(s, op) : 0;
+    return num_rows(s, op) ? round_up(op->out, PANEL) / PANEL * row_blocks(s, op, MAX_ROWS) : 0;
 }
 
 static void run_linear(const struct step *s, const struct op *op, int64_t item, float *scratch)
 {
-    int64_t blocks = linear_row_blocks(s, op), rows = num_rows(s, op);
+    int64_t blocks = row_blocks(s, op, MAX_ROWS), rows = num_rows(s, op);
     int64_t panel = item / blocks, block = item % blocks;
     int64_t row = block * rows / blocks, end = (block + 1) * rows / blocks;
     int64_t num_tiles = (end - row + MAX_ROWS - 1) / MAX_ROWS, type = op->weight_type;

@@ -84,17 +84,30 @@ DEFINE_PACK(pack_float16, uint16_t, to_float16(value))
 DEFINE_PACK(pack_bfloat16, uint16_t, to_bfloat16(value))
 DEFINE_PACK(pack_int8, int8_t, to_int8(rintf(value / scale[r])))
 
+/* Four inputs of a channel side by side: see `dot.h`. */
+static void pack_uint8(const float *source, int64_t in, int64_t rows, const float *scale, uint8_t *to)
+{
+    for (int64_t k = 0; k < in; k += 4)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < smaller(4, in - k); c++)
+                to[k * PANEL + r * 4 + c] =
+                    (uint8_t)(128 + to_int8(rintf(source[r * in + k + c] / scale[r])));
+}
+
 static void pack_run(const struct pack_job *job, const float *source, int64_t channel, int64_t rows)
 {
-    const int64_t in = job->in, at = channel / PANEL * in * PANEL + channel % PANEL;
+    const int64_t in = job->in, panel = channel / PANEL, at = panel * in * PANEL + channel % PANEL;
+    if (job->type == TYPE_INT8 || job->type == TYPE_UINT8)
+        for (int64_t r = 0; r < rows; r++)
+            job->scale[channel + r] = int8_scale(source + r * in, in);
     switch (job->type) {
     case TYPE_FLOAT32: pack_float32(source, in, rows, NULL, (float *)job->panels + at); break;
     case TYPE_FLOAT16: pack_float16(source, in, rows, NULL, (uint16_t *)job->panels + at); break;
     case TYPE_BFLOAT16: pack_bfloat16(source, in, rows, NULL, (uint16_t *)job->panels + at); break;
+    case TYPE_INT8: pack_int8(source, in, rows, job->scale + channel, (int8_t *)job->panels + at); break;
     default:
-        for (int64_t r = 0; r < rows; r++)
-            job->scale[channel + r] = int8_scale(source + r * in, in);
-        pack_int8(source, in, rows, job->scale + channel, (int8_t *)job->panels + at);
+        pack_uint8(source, in, rows, job->scale + channel,
+                   (uint8_t *)job->panels + panel * round_up(in, 4) * PANEL + channel % PANEL * 4);
     }
 }
 
