@@ -68,6 +68,7 @@ class NeuronConfig:
     dtype: str
     quantization: str | None
     quantize_head: bool
+    activations: str  # what int8 weights are multiplied with: "int8" or "float32"
     chunk_tokens: int | None  # asked for; the plan has what became of it
     context_buckets: tuple[int, ...] | None
     token_generation_buckets: tuple[int, ...] | None
@@ -145,6 +146,7 @@ class NeuronConfig:
             dtype=self.dtype,
             quantization=self.quantization,
             quantize_head=self.quantize_head,
+            activations=self.activations,
             tensor_parallel_size=self.tensor_parallel_size,
             neuron_config=dict(self.overrides),
             threads=self.threads,

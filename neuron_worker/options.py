@@ -69,6 +69,13 @@ OPTIONS = (
     ),
     Option("quantize_head", boolean, False, "The language-model head in int8 too, where weights are int8."),
     Option(
+        "activations",
+        one_of("int8", "float32"),
+        None,
+        "What int8 weights of the cpu device are multiplied with: int8, each token's activations rounded in blocks of "
+        "64, by default, or float32. Either way a request's tokens depend on no other's.",
+    ),
+    Option(
         "sampling",
         one_of("auto", "device", "host"),
         "auto",

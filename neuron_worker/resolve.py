@@ -132,6 +132,7 @@ def _config(given: _Given) -> NeuronConfig:
     length = _length(request.max_model_len, given.spec, given.warnings)
     block_size = _block_size(request.block_size, length, capabilities, given.notes)
     chunk, chunked = _chunks(request, values, length, capabilities, env, given.notes, given.warnings)
+    quantization = _quantization(request, values, given.override, env, capabilities, given.export)
     return NeuronConfig(
         backend=given.backend,
         max_num_seqs=request.max_num_seqs or capabilities.default_max_num_seqs,
@@ -140,8 +141,9 @@ def _config(given: _Given) -> NeuronConfig:
         vocab_size=given.spec.vocab_size,
         tensor_parallel_size=_cores(request.tensor_parallel_size, capabilities, given.warnings),
         dtype=_dtype(request.dtype, given.spec, capabilities),
-        quantization=_quantization(request, values, given.override, env, capabilities, given.export),
+        quantization=quantization,
         quantize_head=bool(values["quantize_head"]),
+        activations=_activations(request, values, quantization, capabilities),
         chunk_tokens=chunk,
         context_buckets=env.context_buckets,
         token_generation_buckets=env.token_generation_buckets,
@@ -163,7 +165,7 @@ def _config(given: _Given) -> NeuronConfig:
 
 def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> None:
     """What only the whole configuration shows."""
-    given.notes.extend(_without_effect(config))
+    given.notes.extend(_without_effect(config, given.values["activations"] is not None))
     given.notes.extend(_several_machines(config, environ))
     _check_cache(config, environ)
     _check_override(config, given.spec, given.notes, given.warnings)
@@ -347,6 +349,20 @@ def _asked_quantization(
     return None
 
 
+def _activations(
+    request: ServeRequest, values: Mapping[str, object], quantization: str | None, capabilities: Capabilities
+) -> str:
+    asked = _optional_text(values["activations"])
+    if quantization is None:
+        return "float32"
+    if asked == "int8" and not capabilities.rounds_activations:
+        raise ConfigError(
+            f"{options.spelled('activations', request.options)}=int8: the {capabilities.name} device multiplies int8 "
+            "weights with float activations; leave it out"
+        )
+    return asked or ("int8" if capabilities.rounds_activations else "float32")
+
+
 def _sampling(
     values: Mapping[str, object], override: Mapping[str, Any], env: Environment, capabilities: Capabilities
 ) -> str:
@@ -365,11 +381,12 @@ def _sampling(
     return "host" if env.host_sampling or capabilities.sampling == "fixed" else "device"
 
 
-def _without_effect(config: NeuronConfig) -> list[str]:
+def _without_effect(config: NeuronConfig, has_activations: bool) -> list[str]:
     """Options that were given and that nothing here looks at."""
     on_chip = config.capabilities.on_chip
     rules = (
         (config.quantize_head and config.quantization is None, "quantize_head", "weights are not int8"),
+        (has_activations and config.quantization is None, "activations", "weights are not int8"),
         (config.threads is not None and on_chip, "threads", f"the {config.backend} device computes on its cores"),
         (config.artifacts is not None and not on_chip, "artifacts", f"the {config.backend} device compiles no graphs"),
         (

@@ -176,6 +176,7 @@ class Capabilities:
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     cache_dtype: str | None = None  # of cached keys and values; None: the model's own type
     quantizations: tuple[str, ...] = ("int8",)
+    rounds_activations: bool = False  # beside int8 weights; see `DeviceOptions.activations`
     more_architectures: tuple[str, ...] = ()  # served beyond those of `graph`
     saves_graphs: bool = False  # compiled graphs can be kept as files, in `DeviceOptions.artifacts`
 

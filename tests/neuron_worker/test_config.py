@@ -183,6 +183,7 @@ def said_of_options(done: Any) -> list[str]:
     [
         ({"chunk_tokens": 64}, {"enable_chunked_prefill": False}),
         ({"quantize_head": True}, {}),
+        ({"activations": "int8"}, {}),
         ({"artifacts": "/somewhere"}, {}),
         ({"device_timeout": 9}, {}),
         ({"threads": 1, "backend": "transformers-neuronx"}, {}),
@@ -393,6 +394,28 @@ def test_the_device_gets_everything_it_loads_with(tiny: str) -> None:
     assert (options.dtype, options.quantization, options.quantize_head) == ("bfloat16", "int8", True)
     assert (options.tensor_parallel_size, options.threads, options.neuron_config) == (2, 1, {"fuse_qkv": True})
     assert (options.sampling, options.require_artifacts) == ("device", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"quantization": "int8", "backend": "cpu"}, "int8"),
+        ({"quantization": "int8", "activations": "float32", "backend": "cpu"}, "float32"),
+        ({"backend": "cpu"}, "float32"),
+        ({"quantization": "int8"}, "float32"),
+    ],
+)
+def test_int8_weights_meet_int8_activations_where_the_device_rounds_them(
+    tiny: str, given: dict[str, Any], expected: str
+) -> None:
+    config = resolved(tiny, options=given).config
+
+    assert config.activations == config.device_options().activations == expected
+
+
+def test_int8_activations_are_refused_where_the_device_has_none(tiny: str) -> None:
+    with pytest.raises(ConfigError, match=r"NEURONSERVE_ACTIVATIONS=int8: the arithmetic device .* leave it out"):
+        resolved(tiny, {"NEURONSERVE_ACTIVATIONS": "int8"}, options={"quantization": "int8"})
 
 
 # -- on a chip what does not fit is an error

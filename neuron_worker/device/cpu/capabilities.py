@@ -23,4 +23,5 @@ CAPABILITIES = Capabilities(
     default_max_graphs=64,
     fine_prefill_ladder=True,
     cache_dtype="float32",
+    rounds_activations=True,
 )

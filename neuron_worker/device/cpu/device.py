@@ -159,4 +159,6 @@ def _notes(options: DeviceOptions, session: Session) -> tuple[str, ...]:
     notes = [f"{session.num_threads} threads, {session.isa} kernels"]
     if options.dtype != "float32":
         notes.append(f"weights are kept in {options.dtype}, computed in float32")
+    if options.quantization is not None and options.activations == "int8":
+        notes.append("int8 weights times int8 activations, rounded for each token in blocks of 64")
     return tuple(notes)
