@@ -67,7 +67,6 @@ class Host:
             Verb.COMPILE: self._compile,
             Verb.SEAL: self._seal,
             Verb.COPY_BLOCKS: self._copy_blocks,
-            Verb.PING: self._ping,
             Verb.CLOSE: self._close,
         }
 
@@ -168,9 +167,6 @@ class Host:
 
     def _copy_blocks(self, request: Json) -> Json:
         self._made().copy_blocks(pairs_from_json(request["pairs"]))
-        return {}
-
-    def _ping(self, request: Json) -> Json:
         return {}
 
     def _close(self, request: Json) -> Json:

@@ -196,12 +196,6 @@ class RemoteDevice:
         if silent >= self.deadlines.silence:
             self._lose(f"hung while idle: no sign of life for {self.deadlines.silence:g} s")
 
-    def ping(self) -> float:
-        """Seconds of one empty exchange."""
-        began = time.perf_counter()
-        self._ask(Verb.PING, {})
-        return time.perf_counter() - began
-
     def restart(self) -> None:
         """A new process that loads, allocates, compiles and seals what was asked of this device. The cache is empty."""
         self._release()

@@ -21,7 +21,7 @@ from . import errors
 from .base import Capabilities, DeviceOptions, ModelFacts, StepShape
 from .errors import DeviceError
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with any change to a message, to a type that crosses, or to the order of arrays in shared memory."""
 
 _MAGIC = b"NSDP"
@@ -40,9 +40,8 @@ class Verb(enum.IntEnum):
     SEAL = 5
     RUN = 6
     COPY_BLOCKS = 7
-    PING = 8
-    CLOSE = 9
-    DRAFT = 10
+    CLOSE = 8
+    DRAFT = 9
 
 
 class Status(enum.IntEnum):

@@ -53,27 +53,27 @@ def on_the_wire(message: Message) -> bytes:
         return theirs.recv(1 << 16)
 
 
-PING: Message = (Verb.PING, Status.REQUEST, 7, b'{"a": 1}')
+SEAL: Message = (Verb.SEAL, Status.REQUEST, 7, b'{"a": 1}')
 
 # -- framing
 
 
 def test_messages_arrive_whole_and_in_order(ends: Ends) -> None:
     channel, other = ends
-    second = (*PING[:2], 8, b"")
-    other.sendall(on_the_wire(PING) + on_the_wire(second))
-    assert [channel.receive(), channel.receive()] == [PING, second]
+    second = (*SEAL[:2], 8, b"")
+    other.sendall(on_the_wire(SEAL) + on_the_wire(second))
+    assert [channel.receive(), channel.receive()] == [SEAL, second]
 
 
 def test_a_message_in_pieces_survives_the_timeout_between_them(ends: Ends) -> None:
     channel, other = ends
-    sent = on_the_wire(PING)
+    sent = on_the_wire(SEAL)
     for piece in (sent[:5], sent[5:20]):
         other.sendall(piece)
         with pytest.raises(TimeoutError):
             channel.receive()
     other.sendall(sent[20:])
-    assert channel.receive() == PING
+    assert channel.receive() == SEAL
 
 
 @pytest.mark.parametrize("garbage", [b"Compiler status PASS\n", b"NSDP" + b"\xff" * 12])
@@ -105,23 +105,23 @@ def test_a_tick_without_a_message_is_none(ends: Ends) -> None:
 def test_what_a_step_did_not_wait_for_is_left_for_receive(ends: Ends, pieces: tuple[int, ...]) -> None:
     channel, other = ends
     # As long as a step's reply, begun like one, or more than one: none of it is lost.
-    sent = on_the_wire((Verb.RUN, Status.FAILED, 7, b'{"message": "xyz"}'[:16] + b"")) + on_the_wire(PING)
+    sent = on_the_wire((Verb.RUN, Status.FAILED, 7, b'{"message": "xyz"}'[:16] + b"")) + on_the_wire(SEAL)
     other.sendall(sent[: pieces[0]])
     assert channel.receive_step(wire.RUN_REPLY) is None
     other.sendall(sent[pieces[0] :])
     assert channel.receive()[:3] == (Verb.RUN, Status.FAILED, 7)
     assert channel.receive_step(wire.RUN_REPLY) is None
-    assert channel.receive() == PING
+    assert channel.receive() == SEAL
 
 
 def test_a_closed_end_is_told_apart(ends: Ends) -> None:
     channel, other = ends
-    other.sendall(on_the_wire(PING)[:10])
+    other.sendall(on_the_wire(SEAL)[:10])
     other.close()
     with pytest.raises(ChannelClosed):
         channel.receive()
     with pytest.raises(ChannelClosed):
-        channel.send(*PING)
+        channel.send(*SEAL)
 
 
 def test_so_it_is_while_a_step_waits(ends: Ends) -> None:
