@@ -25,6 +25,9 @@ _COLUMNS = 512
 _PIECE_BYTES = 1 << 20  # summed both ways while it is in a core's cache; a multiple of a row
 
 
+Taken = Callable[[int, int], NDArray[np.uint8]]
+
+
 def mapped(path: Path) -> NDArray[np.uint8]:
     """A file's bytes, not yet read."""
     try:
@@ -36,10 +39,15 @@ def mapped(path: Path) -> NDArray[np.uint8]:
         raise LoadError(f"{path} cannot be read ({error.strerror}); export or download the model again") from None
 
 
-def digest(data: NDArray[np.uint8]) -> str:
-    starts = range(0, len(data), _PIECE_BYTES)
+def digest(data: NDArray[np.uint8], taken: Taken | None = None) -> str:
+    """`taken(start, end)` gives that piece of `data` from where it has been put; several threads call it."""
+
+    def sums_of(start: int) -> bytes:
+        end = min(start + _PIECE_BYTES, len(data))
+        return _sums(data[start:end] if taken is None else taken(start, end))
+
     total = hashlib.sha256(len(data).to_bytes(8, "little"))
-    for sums in _on_all_cores(lambda start: _sums(data[start : start + _PIECE_BYTES]), starts):
+    for sums in _on_all_cores(sums_of, range(0, len(data), _PIECE_BYTES)):
         total.update(sums)
     return total.hexdigest()
 

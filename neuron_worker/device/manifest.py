@@ -76,14 +76,20 @@ class Manifest:
         for name in names:
             self.check_data(directory, name, checksum.mapped(Path(directory) / name))
 
-    def check_data(self, directory: str | Path, name: str, data: NDArray[np.uint8]) -> None:
-        """`data` is what the file held when it was written."""
+    def check_data(
+        self,
+        directory: str | Path,
+        name: str,
+        data: NDArray[np.uint8],
+        taken: checksum.Taken | None = None,
+    ) -> None:
+        """`data` is what the file held when it was written. `taken`: see `checksum.digest`."""
         path, entry = Path(directory) / name, self.files.get(name)
         if entry is None:
             raise LoadError(f"{path} is not among the files of {MANIFEST}; {_REMEDY}")
         if len(data) != entry.bytes:
             raise LoadError(f"{path} is damaged: {len(data)} bytes, {entry.bytes} were written; {_REMEDY}")
-        if checksum.digest(data) != entry.digest:
+        if checksum.digest(data, taken) != entry.digest:
             raise LoadError(f"{path} is damaged: its checksum is not the one in {MANIFEST}; {_REMEDY}")
 
     @property

@@ -1,10 +1,11 @@
-"""Packed weights as a file: written once from a checkpoint, then mapped at every start with nothing converted.
+"""Packed weights as a file: written once from a checkpoint, then read at every start with nothing converted.
 
     write_packed(model_dir, options, directory) ── packed/cpu-avx512-bfloat16.safetensors ──▶ load_packed
 
 The container is safetensors: panels under their first matrix's name with ".panels" and ".scale", look-up tables with
 ".table", vectors under their own; each starts on a cache line. Panels are made for one instruction set, and the file's
-key says which; a machine with another packs the checkpoint, which the export holds too.
+key says which; a machine with another packs the checkpoint, which the export holds too. Panels are read into large
+pages and not mapped: over the small pages of a mapping every step would take about a fifth longer.
 Knows the manifest of an export; who writes the rest of it is no concern here.
 """
 
@@ -14,8 +15,9 @@ import ctypes
 import json
 import logging
 import math
+import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +35,7 @@ from ..graph.ops import FloatType, Matrix
 from ..graph.spec import read_spec
 from ..graph.weights import Checkpoint
 from ..manifest import Manifest, PackedEntry
-from .library import QUANTIZED, Session, address
+from .library import QUANTIZED, Memory, Session, address
 from .packer import ITEM_BYTES, NativePacker, Panels, Table, panel_items
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ LAYOUT = 1
 
 FOLDER = "packed"
 _ALIGNMENT = 64
+_TABLE = ".table"
+_REMEDY = "export or download the model again"
 _STORED: dict[str, tuple[str, type[np.generic]]] = {
     "float32": ("F32", np.float32),
     "float16": ("F16", np.float16),
@@ -72,18 +76,18 @@ def _rounds_activations(options: DeviceOptions) -> bool:
 
 
 def load(model_dir: str, options: DeviceOptions, session: Session) -> tuple[Model, NativePacker]:
-    """The model, mapped where the directory holds it packed for this machine, else packed here."""
+    """The model, read where the directory holds it packed for this machine, else packed here."""
     dtype = cast(FloatType, options.dtype)
     manifest = Manifest.read(model_dir)
     entry = None if manifest is None else _entry(manifest, options, session)
     if manifest is None or entry is None:
         packer = NativePacker(session, dtype, options.activations)
         return load_model(model_dir, options, packer), packer
-    file = PackedFile(Path(model_dir) / entry.file)
     manifest.check(model_dir, ["config.json"])
-    manifest.check_data(model_dir, entry.file, file.data)  # what is mapped is what is checked
-    mapped = MappedPacker(session, dtype, file, options.activations)
-    return build_model(read_spec(model_dir), file, mapped, options), mapped
+    file = PackedFile(Path(model_dir) / entry.file, session)
+    file.read(lambda data, taken: manifest.check_data(model_dir, entry.file, data, taken))
+    found = FindingPacker(session, dtype, file, options.activations)
+    return build_model(read_spec(model_dir), file, found, options), found
 
 
 def _entry(manifest: Manifest, options: DeviceOptions, session: Session) -> PackedEntry | None:
@@ -208,11 +212,47 @@ class NamedMatrix:
 
 
 class PackedFile:
-    """A file of `write_packed`, mapped. Stands for a checkpoint; its matrices have names and shapes alone."""
+    """A file of `write_packed`: panels and vectors in memory, tables where the file is mapped. Stands for a checkpoint;
+    its matrices have names and shapes alone."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, session: Session) -> None:
         self.path = path
         self.data = checksum.mapped(path)
+        self.memory = Memory(session.library, max(1, len(self.data)))
+        self._pages = np.frombuffer((ctypes.c_char * len(self.data)).from_address(self.memory.address), np.uint8)
+
+    def read(self, check: Callable[[NDArray[np.uint8], checksum.Taken], None]) -> None:
+        """`check` sums each piece while it is in a core's cache. What was read is what is checked."""
+        tables = self._tables()
+        try:
+            with self.path.open("rb") as file:
+
+                def taken(start: int, end: int) -> NDArray[np.uint8]:
+                    if any(first <= start and end <= last for first, last in tables):
+                        return self.data[start:end]
+                    return self._fill(file.fileno(), start, end)
+
+                check(self.data, taken)
+        except OSError as error:
+            raise LoadError(f"{self.path} cannot be read ({error.strerror}); {_REMEDY}") from None
+
+    def _fill(self, file: int, start: int, end: int) -> NDArray[np.uint8]:
+        piece = self._pages[start:end]
+        while start < end:
+            count = os.preadv(file, [memoryview(piece)[start - end :]], start)
+            if not count:
+                raise LoadError(f"{self.path} ends at byte {start}; {_REMEDY}")
+            start += count
+        return piece
+
+    def _tables(self) -> list[tuple[int, int]]:
+        """Where rows are looked up one by one, which small pages do not slow down: they stay in the file. Of a
+        damaged header nothing is known, and its checksum will say that it is."""
+        try:
+            found = [entry["data_offsets"] for name, entry in self._header.items() if name.endswith(_TABLE)]
+            return [(self._start + first, self._start + last) for first, last in found]
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+            return []
 
     @cached_property
     def _header(self) -> Mapping[str, Any]:
@@ -227,7 +267,7 @@ class PackedFile:
         return NamedMatrix(name, None, shape)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        return self.piece(name, size).values
+        return self.piece(name, size).values.copy()  # of no memory but its own
 
     def piece(self, name: str, size: int) -> Piece:
         """Its first `size` elements: what follows fills a cache line."""
@@ -241,10 +281,11 @@ class PackedFile:
                 f"{name} in {self.path} has {end - begin} bytes, config.json makes it {size} of {kind}; "
                 "config.json and weights do not belong together"
             )
-        return Piece(kind, np.frombuffer(self.data, _STORED[kind][1], size, self._start + begin))
+        data = self.data if name.endswith(_TABLE) else self._pages
+        return Piece(kind, np.frombuffer(data, _STORED[kind][1], size, self._start + begin))
 
 
-class MappedPacker(NativePacker):
+class FindingPacker(NativePacker):
     """Finds packed what it is asked to pack."""
 
     def __init__(self, session: Session, dtype: FloatType, file: PackedFile, activations: str = "float32") -> None:
@@ -257,7 +298,7 @@ class MappedPacker(NativePacker):
         if piece.type != kind:
             raise LoadError(f"{name} in {self._file.path} is {piece.type}, not {kind}; export the model again")
         scale = self._file.piece(f"{name}.scale", channels).values if kind in QUANTIZED else None
-        return Panels(address(piece.values), kind, scale, self._file.data)
+        return Panels(address(piece.values), kind, scale, self._file.memory)
 
     def _table(self, matrix: Matrix) -> Table:
         piece = self._file.piece(f"{matrix.name}.table", math.prod(matrix.shape))

@@ -74,7 +74,7 @@ def logits(directory: str, how: DeviceOptions) -> bytes:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_mapped_weights_give_the_same_bits(
+def test_packed_weights_give_the_same_bits(
     checkpoint: str, tmp_path: Path, form: tuple[str, str | None, bool, str]
 ) -> None:
     how = options(*form)
