@@ -35,11 +35,13 @@ class LookAhead:
         self._packer = packer
         self._drafter = drafter
 
+    def has_to_read(self, call: Call) -> bool:
+        """Whether any row begins where the draft still drafts."""
+        return any(self._drafter.is_within(owner.row.position) for owner in call.owners)
+
     def __call__(self, device: Device, call: Call, num_tokens: Mapping[str, int]) -> Drafted:
         """`num_tokens`: that each request got in this step. A row that is not drawn yet is read as far as it stands
         whatever will be drawn, and gets no drafts."""
-        if not any(self._drafter.is_within(owner.row.position) for owner in call.owners):
-            return {}
         rows = [owner.row for owner in call.owners]
         standing = [num_tokens.get(owner.request.id, 1) for owner in call.owners]  # of a prompt all its tokens do
         newest = [self._newest(owner.request, num_tokens) for owner in call.owners]

@@ -91,7 +91,7 @@ class Runner:
         self._look_ahead = look_ahead
         self._unread: ComputedStep | None = None  # reported, and the draft on the device has not seen it yet
         self._lost: str | None = None  # why, until the device is revived
-        self._cache_is_gone = False  # with an idle device, and the scheduler does not know yet
+        self._cache_is_gone = False  # and the scheduler does not know yet
         self._paused: ComputedStep | None = None
 
     @property
@@ -163,7 +163,7 @@ class Runner:
     def _look(self, step: ComputedStep) -> None:
         """Let the draft on the device read the step's latest call."""
         look_ahead, call = self._look_ahead, step.call
-        if look_ahead is None or call is None:
+        if look_ahead is None or call is None or not look_ahead.has_to_read(call):
             return
         began = time.perf_counter()
         step.drafted.update(_on_device(lambda call: look_ahead(self.device, call, step.num_tokens), call))

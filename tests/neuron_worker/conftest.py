@@ -34,3 +34,12 @@ def make_engine(tiny: str) -> Callable[..., Engine]:
         return Engine(tiny, **arguments)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """A proposer's name -> the arguments of an engine that has it."""
+    from .proposers import DRAFTS, NUM_DRAFTS
+
+    drafts = {name: tiny_model(tmp_path_factory.mktemp(name), **form) for name, form in DRAFTS.items()}
+    return lambda name: {"speculative_model": drafts.get(name, "ngram"), "num_speculative_tokens": NUM_DRAFTS}
