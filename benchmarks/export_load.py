@@ -27,7 +27,7 @@ from neuronserve.neuron_worker.device.cpu.device import CpuDevice
 from neuronserve.neuron_worker.device.cpu.library import load
 directory, dtype, quantization = sys.argv[1:]
 load()  # the library itself is the same for both
-options = DeviceOptions(4, 1024, 16, 4, dtype=dtype, quantization=quantization or None)
+options = DeviceOptions(4, 1024, 16, 4, dtype=dtype, quantization=quantization or None, activations="int8")
 begin = time.perf_counter()
 CpuDevice().load(directory, options)
 print(time.perf_counter() - begin)

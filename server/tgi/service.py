@@ -46,6 +46,7 @@ class TgiService:
     recorder: Recorder
     compute_type: str  # number and kind of the cards, as TGI's launcher spells it
     chat_template: str | None  # instead of the tokenizer's own
+    samples_by_its_own_rule: bool = False  # the device does
 
     async def prepare(
         self,
@@ -58,6 +59,8 @@ class TgiService:
     ) -> Job:
         """Validation, in TGI's order."""
         validation.check_parameters(inputs, asked, self.limits, streaming=streaming)
+        if self.samples_by_its_own_rule:
+            validation.check_compiled_sampling(asked)
         try:
             encoded = await self.vocabulary.encode(inputs, add_special_tokens=add_special_tokens)
         except Exception as error:  # the tokenizer's own, which have no class
@@ -114,6 +117,7 @@ def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: 
         recorder=Recorder(limits.max_input_tokens, limits.max_total_tokens),
         compute_type=environ.get("COMPUTE_TYPE") or f"{neuron.tensor_parallel_size}-{neuron.backend}",
         chat_template=load_chat_template(args.chat_template),
+        samples_by_its_own_rule=neuron.samples_by_its_own_rule,
     )
 
 

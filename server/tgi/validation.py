@@ -121,6 +121,25 @@ def _check_offered(asked: GenerateParameters) -> None:
         raise ValidationError("`adapter_id` is not supported: this server has no adapters; leave it out")
 
 
+def check_compiled_sampling(asked: GenerateParameters) -> None:
+    """Of a device that draws tokens by rules compiled into it: what it cannot do is refused by the name it has here."""
+    wanted = {
+        "best_of": (asked.best_of or 1) > 1,
+        "seed": asked.seed is not None,
+        "repetition_penalty": asked.repetition_penalty not in (None, 1.0),
+        "frequency_penalty": asked.frequency_penalty not in (None, 0.0),
+        "typical_p": asked.typical_p is not None,
+        "top_n_tokens": bool(asked.top_n_tokens),
+        "decoder_input_details": asked.decoder_input_details,
+        "grammar": asked.grammar is not None,
+    }
+    if names := [f"`{name}`" for name, is_wanted in wanted.items() if is_wanted]:
+        raise ValidationError(
+            f"{', '.join(names)} cannot be had here, as sampling is compiled into the device: leave it out, or start "
+            "the server with --neuronserve.sampling host"
+        )
+
+
 def check_length(num_input: int, max_new_tokens: int | None, limits: Limits) -> int:
     """The number of new tokens to make; null means all that the total leaves."""
     left = limits.max_total_tokens - num_input

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from neuronserve.server.tgi.errors import ValidationError
 from neuronserve.server.tgi.schemas import GenerateParameters
-from neuronserve.server.tgi.validation import Limits, check_grammar, check_length, check_parameters
+from neuronserve.server.tgi.validation import (
+    Limits,
+    check_compiled_sampling,
+    check_grammar,
+    check_length,
+    check_parameters,
+)
 
 LIMITS = Limits(max_best_of=2, max_stop_sequences=4, max_top_n_tokens=5, max_input_tokens=1023, max_total_tokens=1024)
 PREFIX = "Input validation error: "
@@ -196,3 +203,14 @@ def test_grammar_turned_off() -> None:
     parsed = GenerateParameters.model_validate({"grammar": {"type": "regex", "value": "a"}}).grammar
     with pytest.raises(ValidationError, match="grammar is not supported"):
         check_grammar(parsed, off)
+
+
+def test_a_device_with_compiled_sampling_refuses_by_name() -> None:
+    asked = GenerateParameters.model_validate({"top_n_tokens": 2, "seed": 1, "details": True, "do_sample": True})
+    with pytest.raises(ValidationError, match=r"`seed`, `top_n_tokens` cannot be had here"):
+        check_compiled_sampling(asked)
+
+
+@pytest.mark.parametrize("given", [{}, {"details": True}, {"do_sample": True, "temperature": 0.7, "top_k": 5}])
+def test_a_device_with_compiled_sampling_takes_what_it_can(given: dict[str, Any]) -> None:
+    check_compiled_sampling(GenerateParameters.model_validate(given))
