@@ -417,6 +417,11 @@ def _several_machines(config: NeuronConfig, environ: Mapping[str, str]) -> list[
 def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
     """Refuse a URL that nothing reads, and a start that could only fail."""
     if not config.capabilities.saves_graphs:
+        if config.require_cached and config.capabilities.on_chip:
+            raise ConfigError(
+                f"require_cached: the {config.backend} device's graphs are compiled by its SDK, which cannot be told "
+                "not to, and kept in the SDK's own cache (NEURON_COMPILE_CACHE_URL) alone; leave require_cached out"
+            )
         return
     where = places(environ, config.artifacts, config.cache_url)
     if config.require_cached and where.local is None:

@@ -201,6 +201,12 @@ def test_what_a_start_could_only_fail_on_is_refused_before_it(
         resolved(tiny, environ, **ON_CHIP, **options)
 
 
+def test_a_device_that_gives_no_graphs_away_is_not_asked_to_have_them(tiny: str) -> None:
+    asked = ServeRequest(tiny, max_model_len=128, options={"backend": "torch-neuronx", "require_cached": True})
+    with pytest.raises(ConfigError, match="require_cached: the torch-neuronx device's graphs are compiled by its SDK"):
+        resolving.resolve(asked, {}, Machine(devices=("/dev/neuron0",), sdk=SDK))
+
+
 def test_the_flag_of_the_command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--additional-config", type=json.loads)
