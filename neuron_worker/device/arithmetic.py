@@ -46,7 +46,7 @@ from .base import (
     StepShape,
     Want,
 )
-from .draft_rows import check_draft_options, draft_rows, no_draft
+from .draft_rows import check_draft_options, draft_rows, no_draft, not_the_last
 from .errors import DeviceError, DoesNotFit, LoadError, UncompiledShape
 
 RESERVED = 3
@@ -116,6 +116,7 @@ class ArithmeticDevice:
         self._draft: ArithmeticDraft | None = None
         self._draft_cache: TokenCache | None = None
         self._shapes: set[StepShape] = set()
+        self._ran: StepShape | None = None
         self._sealed = False
 
     @property
@@ -191,6 +192,8 @@ class ArithmeticDevice:
         self._check(batch)
         if self._draft is None or self._draft_cache is None:
             raise no_draft()
+        if self._ran != batch.shape:
+            raise not_the_last(batch.shape)
         return self._draft.run(self._draft_cache, draft_rows(batch, request, self._vocab_size))
 
     def _allocated(self) -> TokenCache:
@@ -201,6 +204,7 @@ class ArithmeticDevice:
     def run(self, batch: PackedBatch) -> DeviceOutput:
         started = time.perf_counter()
         self._check(batch)
+        self._ran = batch.shape
         rows = self._write(batch)
         contexts = [self._allocated().context(blocks, start + length) for blocks, start, length in rows]
         answers = [self._answers(context, length) for context, (_, _, length) in zip(contexts, rows, strict=True)]

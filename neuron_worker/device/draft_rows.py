@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import DeviceOptions, DraftRequest, Int32, PackedBatch
+from .base import DeviceOptions, DraftRequest, Int32, PackedBatch, StepShape
 from .errors import DeviceError, DoesNotFit, LoadError
 
 
@@ -52,6 +52,10 @@ def check_draft_options(draft_dir: str, options: DeviceOptions) -> None:
 
 def no_draft() -> DeviceError:
     return DeviceError("draft: no draft is loaded; give load a draft_dir, and num_drafts in its options")
+
+
+def not_the_last(shape: StepShape) -> DeviceError:
+    return DeviceError(f"draft after a step of {shape}, which is not the last one that was run")
 
 
 def _standing(batch: PackedBatch, request: DraftRequest) -> Iterator[tuple[Int32, int, Int32]]:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .base import Capabilities, DeviceOptions, DeviceOutput, DraftRequest, Int32, ModelFacts, PackedBatch, StepShape
-from .draft_rows import no_draft
+from .draft_rows import no_draft, not_the_last
 from .errors import DeviceError, DeviceLost, UncompiledShape
 from .host_process import HostProcess
 from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
@@ -175,7 +175,7 @@ class RemoteDevice:
             raise no_draft()
         index, step = self._find(batch.shape)
         if step is not self._ran:
-            raise DeviceError(f"draft after a step of {batch.shape}, which is not the last one that was run")
+            raise not_the_last(batch.shape)
         step.write_request(request)
         self._exchange(_DRAFT, DRAFT_REQUEST.pack(index))
         return step.drafts

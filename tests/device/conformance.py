@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from .driver import Driver, Sampling, StepRow, Stream, decode, prefill
 
 LONGEST = 96  # positions of every model here
 BLOCKS = 8
+NUM_DRAFTS = 3
 PROMPTS = ([5, 9, 2, 41, 7, 7, 30, 12, 4, 88, 15], [3, 4, 60, 22, 9, 1, 1], [77, 6, 19, 50, 2, 8, 33, 90, 11])
 
 
@@ -34,6 +35,8 @@ PROMPTS = ([5, 9, 2, 41, 7, 7, 30, 12, 4, 88, 15], [3, 4, 60, 22, 9, 1, 1], [77,
 class Place:
     make: Callable[[], Device]
     model_dir: str
+    draft_dir: str | None = None  # None: the device loads none
+    drafts_itself: bool = False  # the draft is the model
 
 
 class Bench:
@@ -60,11 +63,23 @@ class Bench:
         device.load(self.place.model_dir, self.options(device.capabilities))
         return device
 
-    def driver(self, num_streams: int = 12) -> Driver:
-        device = self.loaded()
-        block_size = self.options(device.capabilities).block_size
-        num_blocks = 1 + num_streams * LONGEST // block_size
-        return Driver(device, block_size=block_size, num_blocks=num_blocks, max_model_len=LONGEST)
+    def driver(self, num_streams: int = 12, num_drafts: int = 0) -> Driver:
+        device = self.bare()
+        options = replace(self.options(device.capabilities), num_drafts=num_drafts)
+        device.load(self.place.model_dir, options, self.place.draft_dir if num_drafts else None)
+        num_blocks = 1 + num_streams * LONGEST // options.block_size
+        return Driver(
+            device,
+            block_size=options.block_size,
+            num_blocks=num_blocks,
+            max_model_len=LONGEST,
+            num_drafts=num_drafts,
+        )
+
+    def drafting(self) -> Driver:
+        if self.place.draft_dir is None:
+            pytest.skip("loads no draft")
+        return self.driver(num_drafts=NUM_DRAFTS)
 
     def close(self) -> None:
         for device in self._made:
@@ -104,6 +119,31 @@ def alone(driver: Driver, prompt: list[int], count: int) -> list[int]:
     read_prompt(driver, stream)
     advance(driver, [stream], count - 1)
     return stream.tokens
+
+
+def drafts_after(driver: Driver, tokens: list[int]) -> list[int]:
+    """What follows `tokens`, by a draft that read all of them in one call."""
+    stream = Stream(list(tokens))
+    driver.step([prefill(stream, len(tokens) - 1, want=Want.NOTHING)])
+    [drafts] = driver.draft([tokens[-1]])
+    return drafts
+
+
+def verify(driver: Driver, stream: Stream, drafts: list[int]) -> list[int]:
+    """A step of the stream's newest token and `drafts`: the tokens that the device itself has after each."""
+    stream.tokens += drafts
+    [result] = driver.step([decode(stream, 1 + len(drafts), want=Want.TOKEN)])
+    return [int(token) for token in result.tokens]
+
+
+def keep(stream: Stream, drafts: list[int], right: list[int]) -> int:
+    """Drop the drafts that were wrong, append the device's own token; how many tokens of the step stand."""
+    accepted = next((i for i, draft in enumerate(drafts) if draft != right[i]), len(drafts))
+    dropped = len(drafts) - accepted
+    del stream.tokens[len(stream.tokens) - dropped :]
+    stream.computed -= dropped
+    stream.tokens.append(right[accepted])
+    return 1 + accepted
 
 
 class DeviceConformance:
@@ -399,3 +439,148 @@ class DeviceConformance:
         for array in (batch.prefill.tokens, batch.prefill.blocks, batch.sampling.want):
             array.fill(7)
         np.testing.assert_array_equal(output.logits, before)
+
+    # -- a draft
+
+    def test_a_draft_that_is_the_model_is_right(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        if not bench.place.drafts_itself:
+            pytest.skip("another draft")
+        expected = alone(driver, PROMPTS[0], 14)
+        stream = Stream(list(PROMPTS[0]))
+        read_prompt(driver, stream)
+        [drafts] = driver.draft([stream.tokens[-1]])
+        for _ in range(3):
+            right = verify(driver, stream, drafts)
+            assert drafts == right[:-1]
+            standing = keep(stream, drafts, right)
+            [drafts] = driver.draft([stream.tokens[-1]], [standing])
+        assert stream.tokens == expected[: len(stream.tokens)]
+
+    def test_drafts_do_not_depend_on_how_a_request_was_read(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        tokens = alone(driver, PROMPTS[0], 1)
+        expected = drafts_after(driver, tokens)
+        stream = Stream(list(PROMPTS[0]))
+        for count in (3, 1, 5):
+            driver.step([prefill(stream, count, want=Want.NOTHING)])
+            driver.draft([-1])
+        read_prompt(driver, stream)
+        assert driver.draft([tokens[-1]]) == [expected]
+
+    def test_drafts_do_not_depend_on_rejected_ones(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        stream = Stream(list(PROMPTS[0]))
+        read_prompt(driver, stream)
+        driver.draft([stream.tokens[-1]])
+        own = alone(driver, PROMPTS[0], 12)[len(PROMPTS[0]) + 1 :]
+        for wrong_from in (0, 2, 1, 3):
+            computed = len(stream.tokens) - len(PROMPTS[0]) - 1
+            drafts = [(t + 5 * (i >= wrong_from)) % 97 for i, t in enumerate(own[computed : computed + NUM_DRAFTS])]
+            standing = keep(stream, drafts, verify(driver, stream, drafts))
+            found = driver.draft([stream.tokens[-1]], [standing])
+            assert found == [drafts_after(driver, stream.tokens)]
+
+    def test_drafts_do_not_depend_on_neighbours(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        expected = [drafts_after(driver, alone(driver, prompt, 2)) for prompt in PROMPTS]
+        streams = [Stream(list(prompt)) for prompt in PROMPTS]
+        results = driver.step([prefill(stream, len(stream.tokens), want=Want.TOKEN) for stream in streams])
+        driver.draft([int(result.tokens[0]) for result in results])
+        for stream, result in zip(streams, results, strict=True):
+            stream.tokens.append(int(result.tokens[0]))
+        advance(driver, streams)
+        assert driver.draft([stream.tokens[-1] for stream in streams]) == expected
+
+    def test_a_mixed_step_drafts_for_both_parts(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        expected = [
+            drafts_after(driver, alone(driver, prompt, count)) for prompt, count in ((PROMPTS[0], 2), (PROMPTS[1], 1))
+        ]
+        first, second, third = (Stream(list(prompt)) for prompt in PROMPTS)
+        read_prompt(driver, first)
+        driver.draft([first.tokens[-1]])
+        rows = [
+            decode(first, want=Want.TOKEN),
+            prefill(second, len(second.tokens), want=Want.TOKEN),
+            prefill(third, 4, want=Want.NOTHING),
+        ]
+        results = driver.step(rows)
+        drafts = driver.draft([int(results[0].tokens[0]), int(results[1].tokens[0]), -1])
+        assert drafts == [*expected, [-1] * NUM_DRAFTS]
+        read_prompt(driver, third)
+        assert driver.draft([third.tokens[-1]]) == [drafts_after(driver, third.tokens)]
+
+    def test_a_shared_prefix_serves_the_draft_too(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        tokens = alone(driver, PROMPTS[0], 1)
+        expected = drafts_after(driver, tokens)
+        owner = Stream(list(PROMPTS[0]))
+        driver.step([prefill(owner, 8, want=Want.NOTHING)])
+        driver.draft([-1])
+        copy = Stream(list(PROMPTS[0]))
+        driver.give_blocks(copy, 8)
+        driver.device.copy_blocks([(owner.blocks[0], copy.blocks[0])])
+        shared = Stream(list(PROMPTS[0]), blocks=owner.blocks[:1])
+        for stream in (copy, shared):
+            stream.computed = 8
+            read_prompt(driver, stream)
+            assert driver.draft([tokens[-1]]) == [expected]
+
+    def test_drafts_at_the_end_of_the_positions_harm_nobody(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        neighbour, long = Stream(list(PROMPTS[0])), Stream([7 + i % 60 for i in range(LONGEST - 2)])
+        vocabulary = bench.bare().load(bench.place.model_dir, bench.options(driver.device.capabilities)).vocab_size
+        read_prompt(driver, neighbour)
+        driver.draft([neighbour.tokens[-1]])
+        driver.step([prefill(long, len(long.tokens), want=Want.NOTHING)])
+        long.tokens.append(9)
+        for _ in range(2):  # the newest token at the last position, then behind it
+            [drafts] = driver.draft([long.tokens[-1]])
+            assert all(0 <= token < vocabulary for token in drafts)
+            if long.computed < LONGEST:
+                advance(driver, [long])
+        advance(driver, [neighbour])
+        assert driver.draft([neighbour.tokens[-1]]) == [drafts_after(driver, neighbour.tokens)]
+
+    def test_drafts_beyond_a_rows_blocks_harm_nobody(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        streams = [Stream([11 + i, *range(20, 27)]) for i in range(2)]  # a block each, and full
+        driver.num_drafts = 0  # no blocks ahead
+        driver.step([prefill(stream, 8, want=Want.NOTHING) for stream in streams])
+        driver.draft([30, 31])
+        driver.num_drafts = NUM_DRAFTS
+        for stream, newest in zip(streams, (30, 31), strict=True):
+            stream.tokens.append(newest)
+        advance(driver, streams)
+        found = driver.draft([stream.tokens[-1] for stream in streams])
+        assert found == [drafts_after(driver, stream.tokens) for stream in streams]
+
+    def test_a_draft_changes_nothing_for_the_model(self, bench: Bench) -> None:
+        expected = alone(bench.driver(), PROMPTS[0], 6)
+        driver = bench.drafting()
+        assert alone(driver, PROMPTS[0], 6) == expected
+        stream = Stream(list(PROMPTS[0]))
+        read_prompt(driver, stream)
+        for _ in range(5):
+            driver.draft([stream.tokens[-1]])
+            advance(driver, [stream])
+        assert stream.tokens == expected
+
+    def test_a_draft_without_its_step_is_refused(self, bench: Bench) -> None:
+        driver = bench.drafting()
+        stream, other = Stream(list(PROMPTS[0])), Stream(list(PROMPTS[1]))
+        read_prompt(driver, stream)
+        last = driver._last
+        read_prompt(driver, other)
+        driver._last, newest = last, driver._last
+        with pytest.raises(DeviceError, match="not the last"):
+            driver.draft([5])
+        driver._last = newest
+        assert driver.draft([other.tokens[-1]]) == [drafts_after(driver, other.tokens)]
+
+    def test_a_draft_where_none_was_loaded_is_refused(self, bench: Bench) -> None:
+        driver = bench.driver()
+        read_prompt(driver, Stream(list(PROMPTS[0])))
+        with pytest.raises(DeviceError, match="no draft is loaded"):
+            driver.draft([5])

@@ -44,7 +44,15 @@ def drive(new_device: Callable[[], Device]) -> Iterator[Callable[..., Driver]]:
     """A driver of a freshly loaded device; options as keywords."""
     devices: list[Device] = []
 
-    def start(reference: Reference, block_size: int = 8, prompts_per_call: int = 4, **options: object) -> Driver:
+    def start(
+        reference: Reference,
+        block_size: int = 8,
+        prompts_per_call: int = 4,
+        draft: Path | None = None,
+        num_drafts: int = 3,
+        **options: object,
+    ) -> Driver:
+        num_drafts = 0 if draft is None else num_drafts
         device = new_device()
         devices.append(device)
         device.load(
@@ -55,8 +63,10 @@ def drive(new_device: Callable[[], Device]) -> Iterator[Callable[..., Driver]]:
                 block_size=block_size,
                 prompts_per_call=prompts_per_call,
                 threads=1,
+                num_drafts=num_drafts,
                 **options,  # type: ignore[arg-type]
             ),
+            None if draft is None else str(draft),
         )
         num_blocks = 1 + 4 * -(-LONGEST // block_size)
         return Driver(
@@ -65,6 +75,7 @@ def drive(new_device: Callable[[], Device]) -> Iterator[Callable[..., Driver]]:
             num_blocks=num_blocks,
             max_model_len=LONGEST,
             prompts_per_call=prompts_per_call,
+            num_drafts=num_drafts,
         )
 
     yield start

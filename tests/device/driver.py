@@ -17,6 +17,7 @@ from neuronserve.neuron_worker.device.base import (
     DecodePart,
     Device,
     DeviceOutput,
+    DraftRequest,
     PackedBatch,
     PrefillPart,
     RowSampling,
@@ -79,9 +80,17 @@ class Driver:
     """A loaded device with a cache; blocks are handed out in a shuffled order."""
 
     def __init__(
-        self, device: Device, *, block_size: int, num_blocks: int, max_model_len: int, prompts_per_call: int = 4
+        self,
+        device: Device,
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        prompts_per_call: int = 4,
+        num_drafts: int = 0,
     ) -> None:
         self.device = device
+        self.num_drafts = num_drafts  # of a draft that was loaded; a stream then has blocks for them
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.prompts_per_call = prompts_per_call
@@ -89,20 +98,43 @@ class Driver:
         self._free = list(range(1, num_blocks))
         random.Random(num_blocks).shuffle(self._free)
         self._compiled: set[StepShape] = set()
+        self._last: tuple[Sequence[StepRow], PackedBatch] | None = None
 
     def step(
         self, rows: Sequence[StepRow], shape: StepShape | None = None, prompt_logprobs: int = 0
     ) -> list[RowResult]:
         """Run the rows (decode rows before prompts) in one call and move their streams on."""
         for row in rows:
-            self.give_blocks(row.stream, row.stream.computed + row.count)
+            end = row.stream.computed + row.count + self.num_drafts
+            self.give_blocks(row.stream, min(end, self.max_model_len))
         shape = shape or self.padded_shape(rows)
         self.compile(shape)
-        output = self.device.run(self.pack(rows, shape, prompt_logprobs))
+        batch = self.pack(rows, shape, prompt_logprobs)
+        self._last = rows, batch
+        output = self.device.run(batch)
         results = _results(rows, shape, output)
         for row in rows:
             row.stream.computed += row.count
         return results
+
+    def draft(self, newest: Sequence[int], standing: Sequence[int] | None = None) -> list[list[int]]:
+        """After a step, for each of its rows: the token that follows (-1: none), and how many of its tokens stand
+        (all of them)."""
+        assert self._last is not None
+        rows, batch = self._last
+        lengths, tokens = _zeros(batch.shape.decode_rows), _zeros(len(batch.sampling.want)) - 1
+        next_place, places = {True: 0, False: batch.shape.decode_rows}, []
+        for index, row in enumerate(rows):
+            place = next_place[row.is_decode]
+            next_place[row.is_decode] += 1
+            places.append(place)
+            tokens[place] = newest[index]
+            if row.is_decode:
+                lengths[place] = row.count if standing is None else standing[index]
+        drafts = self.device.draft(batch, DraftRequest(lengths, tokens))
+        unused = [place for place in range(len(tokens)) if tokens[place] < 0]
+        assert (drafts[unused] == -1).all()
+        return [drafts[place].tolist() for place in places]
 
     def compile(self, shape: StepShape) -> None:
         if shape not in self._compiled:

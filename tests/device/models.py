@@ -82,10 +82,12 @@ class Reference:
             return self.model(torch.tensor([tokens])).logits[0].float().numpy()
 
 
-def make(name: str, directory: Path, **save: object) -> Reference:
+def make(name: str, directory: Path, *, vocab_size: int = VOCABULARY, **save: object) -> Reference:
     """The model called `name`, saved in `directory`, with weights that make every part of it count."""
     torch.manual_seed(len(name))
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager").eval()
+    config = CONFIGS[name]()
+    config.vocab_size = vocab_size
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Norms start at 1 and biases at 0 otherwise, and a mistake in them would not show.

@@ -38,4 +38,11 @@ def name_of(value: object) -> str:
 class TestEveryDevice(DeviceConformance):
     @pytest.fixture
     def place(self, backend: str, python: str | None, reference: Callable[[str], Reference]) -> Place:
-        return Place(lambda: registry.create(backend, python), str(reference("llama").directory))
+        directory = str(reference("llama").directory)
+        drafts = registry.capabilities(backend).drafts
+        return Place(
+            lambda: registry.create(backend, python),
+            directory,
+            directory if drafts else None,
+            drafts_itself=not backend.startswith("arithmetic"),
+        )

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +27,18 @@ from ..base import (
     PackedBatch,
     StepShape,
 )
-from ..draft_rows import no_draft
+from ..draft_rows import no_draft, not_the_last
 from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
 from ..graph.decoder import Model, decode_step
+from ..graph.draft import Draft, load_draft
+from ..graph.ops import FloatType
 from ..graph.spec import kv_bytes_per_token
 from . import packed
 from .capabilities import CAPABILITIES
+from .draft_program import DraftProgram
 from .library import ISA_VARIABLE, TYPES, NativeMissing, Session, load, num_threads
 from .native_ops import NativeOps, Recording
+from .packer import NativePacker
 from .program import BoundProgram, Results, padding_batch
 
 log = logging.getLogger(__name__)
@@ -60,36 +65,62 @@ class CpuDevice:
         self._model: Model | None = None
         self._options: DeviceOptions | None = None
         self._recording: Recording | None = None
+        self._draft: Draft | None = None
+        self._draft_recording: Recording | None = None
         self._results = Results()
         self._programs: dict[StepShape, BoundProgram] = {}
+        self._draft_programs: dict[StepShape, DraftProgram] = {}
+        self._ran: StepShape | None = None  # of the last step
         self._num_blocks = 0
         self._sealed = False
 
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
-        if draft_dir is not None:
-            raise UnsupportedModel(f"draft model {draft_dir}: the cpu device does not speculate on its own")
         if options.dtype not in TYPES[:3]:
             raise UnsupportedModel(f"dtype is {options.dtype!r}; supported are {', '.join(TYPES[:3])}")
         self.close()
         self._session = Session(num_threads(options.threads), os.environ.get(ISA_VARIABLE, ""))
         self._model, packer = packed.load(model_dir, options, self._session)
         self._options = options
+        num_bytes = packer.num_bytes
+        if draft_dir is not None:
+            num_bytes += self._load_draft(draft_dir, model_dir, options)
         ops = NativeOps()
-        decode_step(ops, self._model)
+        decode_step(ops, self._model, self._draft)
         self._recording = ops.recording
         spec = self._model.spec
-        slots = self._session.block_slots(options.block_size)
         return ModelFacts(
             architecture=spec.architecture,
             vocab_size=spec.vocab_size,
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            bytes_per_kv_token=-(-kv_bytes_per_token(spec, "float32") * slots // options.block_size),
-            weight_bytes=packer.num_bytes,
+            bytes_per_kv_token=self._bytes_per_token(options.block_size),
+            weight_bytes=num_bytes,
             compute_dtype="float32",
             notes=_notes(options, self._session),
         )
+
+    def _load_draft(self, draft_dir: str, model_dir: str, options: DeviceOptions) -> int:
+        """Its bytes."""
+        session, model, _ = self._loaded()
+        packer = NativePacker(session, cast(FloatType, options.dtype), options.activations, keeps_narrow=True)
+        try:
+            self._draft = load_draft(draft_dir, model_dir, model, options, packer)
+        except DeviceError:
+            self.close()
+            raise
+        ops = NativeOps()
+        self._draft.guess(ops)
+        self._draft_recording = ops.recording
+        return packer.num_bytes
+
+    def _bytes_per_token(self, block_size: int) -> int:
+        session, model, _ = self._loaded()
+        draft = self._draft
+        cached = kv_bytes_per_token(model.spec, "float32")
+        cached += 0 if draft is None else kv_bytes_per_token(draft.spec, "float32")
+        features = 0 if draft is None else 4 * draft.feature_width
+        return -(-cached * session.block_slots(block_size) // block_size) + features
 
     def allocate(self, num_blocks: int) -> None:
         session, model, options = self._loaded()
@@ -97,6 +128,11 @@ class CpuDevice:
         if num_blocks < 2:
             raise DoesNotFit(f"{num_blocks} cache blocks: the scratch block and at least one more are needed")
         session.cache(spec.num_layers, num_blocks, options.block_size, spec.num_kv_heads, spec.head_dim)
+        if self._draft is not None:
+            own = self._draft.spec
+            session.cache(own.num_layers, num_blocks, options.block_size, own.num_kv_heads, own.head_dim, of="draft")
+            if self._draft.feature_width:
+                session.features(self._draft.feature_width)
         self._num_blocks = num_blocks
 
     def compile(self, shape: StepShape) -> None:
@@ -118,7 +154,13 @@ class CpuDevice:
         self._programs[shape] = program
         # One real token through the first program shows that everything is in its place; for the others, whose
         # operations are the same, an empty step does.
-        program.run(padding_batch(shape, program.num_prompts, blocks_per_row, 1 if is_first else 0), self._results)
+        padding = padding_batch(shape, program.num_prompts, blocks_per_row, 1 if is_first else 0)
+        program.run(padding, self._results)
+        if self._draft_recording is not None:
+            bound = self._draft_recording.bind_draft(shape, options.prompts_per_call, options.num_drafts)
+            draft = DraftProgram(program, bound, options, model.spec.vocab_size, session)
+            self._draft_programs[shape] = draft
+            draft.warm(padding)
 
     def seal(self) -> None:
         self._sealed = True
@@ -129,11 +171,18 @@ class CpuDevice:
         if program is None:
             self._loaded()
             raise UncompiledShape(f"{batch.shape} was never compiled; compiled are {len(self._programs)} others")
+        self._ran = None
         program.run(batch, self._results)
+        self._ran = batch.shape
         return program.output(batch, self._results, started)
 
     def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
-        raise no_draft()
+        program = self._draft_programs.get(batch.shape)
+        if program is None:
+            raise no_draft() if self._draft is None else UncompiledShape(f"{batch.shape} was never compiled")
+        if self._ran is not batch.shape and self._ran != batch.shape:
+            raise not_the_last(batch.shape)
+        return program.run(batch, request)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         session, _, _ = self._loaded()
@@ -145,8 +194,9 @@ class CpuDevice:
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
-        self._session = self._model = self._recording = None
+        self._session = self._model = self._recording = self._draft = self._draft_recording = self._ran = None
         self._programs.clear()
+        self._draft_programs.clear()
         self._num_blocks, self._sealed = 0, False
 
     def _loaded(self) -> tuple[Session, Model, DeviceOptions]:

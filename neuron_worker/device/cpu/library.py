@@ -18,8 +18,9 @@ from . import build
 
 KINDS = (
     *("embed", "norm", "linear", "head_norm", "place", "attend", "select", "sample", "gather", "score"),
-    *("round", "dot"),
+    *("round", "dot", "keep", "recall", "join", "guess", "advance"),
 )
+CACHES = ("model", "draft")
 QUANTIZED = ("int8", "uint8")
 """int8 weights: as they are; and plus 128 in groups of four inputs, for products with int8 activations."""
 TYPES = ("float32", "float16", "bfloat16", *QUANTIZED)
@@ -35,7 +36,7 @@ SETS = ("avx512vnni", "avx512", "avxvnni", "avx2", "base")
 OP = np.dtype(
     [(name, np.int64) for name in ("kind", "rows", "x", "y", "residual", "x_stride", "y_stride", "residual_stride")]
     + [(name, np.int64) for name in ("in", "out", "weight_type", "activation", "layer", "heads", "kv_heads")]
-    + [(name, np.int64) for name in ("head_dim", "window", "slice", "kind_of_norm")]
+    + [(name, np.int64) for name in ("head_dim", "window", "first_key", "slice", "kind_of_norm")]
     + [(name, np.uint64) for name in ("weight", "scale", "bias", "second")]
     + [("second_type", np.int64), ("number", np.float64)]
 )
@@ -49,7 +50,7 @@ class Program(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("num_ops", "decode_rows", "decode_width", "prefill_tokens", "prompts", "context")
         ),
-        *((name, ctypes.c_int64) for name in ("blocks_per_row", "vocab", "queries_per_item")),
+        *((name, ctypes.c_int64) for name in ("blocks_per_row", "vocab", "queries_per_item", "cache")),
     )
 
 
@@ -64,6 +65,13 @@ class Batch(ctypes.Structure):
         ("top_logprobs", ctypes.c_void_p),
         ("num_logit_rows", ctypes.c_int64),
         ("num_scored", ctypes.c_int64),
+    )
+
+
+class Draft(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("lengths", "newest", "drafts")),
+        ("num_drafts", ctypes.c_int64),
     )
 
 
@@ -107,18 +115,23 @@ def load() -> ctypes.CDLL:
         "ns_map": (pointer, (i64,)),
         "ns_unmap": (None, (pointer, i64)),
         "ns_pack": (ctypes.c_int, (pointer, ctypes.POINTER(PackJob))),
-        "ns_cache": (ctypes.c_int, (pointer, i64, i64, i64, i64, i64)),
+        "ns_cache": (ctypes.c_int, (pointer, i64, i64, i64, i64, i64, i64)),
+        "ns_features": (ctypes.c_int, (pointer, i64)),
         "ns_block_slots": (i64, (i64,)),
         "ns_copy_blocks": (None, (pointer, pointer, i64)),
         "ns_reserve": (ctypes.c_int, (pointer, i64, i64, i64, i64, i64)),
         "ns_workspace": (pointer, (pointer,)),
         "ns_profile": (None, (pointer, pointer)),
         "ns_run": (ctypes.c_int, (pointer, ctypes.POINTER(Program), ctypes.POINTER(Batch))),
+        "ns_draft": (
+            ctypes.c_int,
+            (pointer, ctypes.POINTER(Program), ctypes.POINTER(Batch), ctypes.POINTER(Draft)),
+        ),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (OP.itemsize, *(ctypes.sizeof(kind) for kind in (Program, Batch, PackJob)), SLICE_ROWS, MAX_THREADS)
+    sizes = (OP.itemsize, *(ctypes.sizeof(kind) for kind in (Program, Batch, PackJob, Draft)), SLICE_ROWS, MAX_THREADS)
     found = tuple(library.ns_layout(which) for which in range(len(sizes)))
     if found != sizes:
         raise NativeMissing(f"the library's structures are {found} bytes, expected {sizes}; install again")
@@ -178,8 +191,16 @@ class Session:
     def pack(self, job: PackJob) -> None:
         self._check(self.library.ns_pack(self._handle, job))
 
-    def cache(self, num_layers: int, num_blocks: int, block_size: int, num_heads: int, head_dim: int) -> None:
-        self._check(self.library.ns_cache(self._handle, num_layers, num_blocks, block_size, num_heads, head_dim))
+    def cache(
+        self, num_layers: int, num_blocks: int, block_size: int, num_heads: int, head_dim: int, of: str = "model"
+    ) -> None:
+        """`of` one of `CACHES`; all have the same blocks."""
+        sizes = (num_layers, num_blocks, block_size, num_heads, head_dim)
+        self._check(self.library.ns_cache(self._handle, CACHES.index(of), *sizes))
+
+    def features(self, width: int) -> None:
+        """Room for a feature of the model per position of the cache."""
+        self._check(self.library.ns_features(self._handle, width))
 
     def reserve(self, workspace: int, scratch: int, num_ops: int, num_tokens: int, num_sequences: int) -> None:
         """Room for a program in the workspace, shared by all programs, which this may move."""
@@ -191,6 +212,10 @@ class Session:
     def run(self, program: Program, batch: Batch) -> None:
         """One step. A thread that the system held up may look at `program` until the next call: keep it that long."""
         self._check(self.library.ns_run(self._handle, program, batch))
+
+    def draft(self, program: Program, batch: Batch, draft: Draft) -> None:
+        """After the step of `batch`. As `run`."""
+        self._check(self.library.ns_draft(self._handle, program, batch, draft))
 
     def profile(self, seconds: NDArray[np.float64] | None) -> None:
         """Add up the time of each operation of the programs that run from here on. None: no more."""

@@ -9,7 +9,7 @@ Knows no checkpoint and no tensor: addresses and offsets only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +65,11 @@ class Bound:
     workspace_bytes: int
     scratch_bytes: int  # of each thread
     queries_per_item: int
-    logits_offset: int  # bytes
-    logits_stride: int  # floats
+    logits_offset: int = 0  # bytes
+    logits_stride: int = 0  # floats
+
+
+_ADVANCE = Recorded("advance", "tokens", {})
 
 
 class NativeOps:
@@ -141,6 +144,7 @@ class NativeOps:
         place = {**_heads(form), "layer": layer, "weight": table}
         self._record("place", place, x=qkv, y=qkv)
         fields = {**_heads(form), "layer": layer, "number": form.scale, "window": form.window or 0}
+        fields["first_key"] = form.first_key
         return self._record("attend", fields, x=qkv, y=self._value(form.num_heads * form.head_dim, "tokens"))
 
     def select(self, x: Value) -> Value:
@@ -154,6 +158,25 @@ class NativeOps:
         rows = self._record("gather", {"in": hidden.width}, x=hidden, y=self._value(hidden.width, "slice"))
         scores = self.linear(self.norm(rows, norm), head)
         self._record("score", {"in": head.out_features}, x=scores, y=None)
+
+    def keep(self, x: Value) -> None:
+        self._record("keep", {"in": x.width}, x=x)
+
+    def recall(self, width: int) -> Value:
+        """Its `x`, what the round before carried over, is known at the end of the recording."""
+        return self._record("recall", {"in": width}, y=self._value(width, "tokens"))
+
+    def join(self, left: Value, right: Value) -> Value:
+        fields: Fields = {"in": left.width, "out": right.width}
+        y = self._value(left.width + right.width, left.rows)
+        return self._record("join", fields, x=left, y=y, residual=right)
+
+    def guess(self, x: Value, head: LinearWeight, token_ids: NDArray[np.int32] | None, carried: Value | None) -> None:
+        logits = self.linear(x, head)
+        self._record("guess", {"in": head.out_features, "second": pointer(token_ids)}, x=logits)
+        recording = self.recording
+        recording.carried = carried
+        recording.ops = [replace(op, x=carried) if op.kind == "recall" else op for op in recording.ops]
 
     def _value(self, width: int, rows: str) -> Value:
         value = Value(len(self.recording.values), width, rows)
@@ -186,6 +209,7 @@ class Recording:
     absorbed: set[Value | None] = field(default_factory=set)  # norms that exist in int8 alone
     logits: Value | None = None
     slice_start: int = 0  # the operations from here on are repeated for each slice of scored positions
+    carried: Value | None = None  # from one round of a draft to the next
 
     def bind(self, shape: StepShape, num_prompts: int) -> Bound:
         assert self.logits is not None
@@ -196,7 +220,7 @@ class Recording:
             "selected": shape.decode_rows * shape.decode_width + (num_prompts if shape.prefill_tokens else 0),
             "slice": SLICE_ROWS,
         }
-        offsets, workspace_bytes = self._place_values(ops, num_rows)
+        offsets, workspace_bytes = self._place_values(ops, num_rows, stays=self.logits)
         array = np.array([_fields(op, offsets) for op in ops], dtype=OP)
         if num_slices:
             slices = [array[: self.slice_start]]
@@ -205,18 +229,29 @@ class Recording:
                 piece["slice"] = index
                 slices.append(piece)
             array = np.concatenate(slices)
-        queries = self._queries_per_item(shape.context)
-        return Bound(
-            ops=array,
-            workspace_bytes=workspace_bytes,
-            scratch_bytes=4 * self._scratch_floats(queries, shape.context),
-            queries_per_item=queries,
-            logits_offset=int(offsets[self.logits.index]),
-            logits_stride=self.logits.stride,
-        )
+        bound = self._bound(array, workspace_bytes, shape.context)
+        return replace(bound, logits_offset=int(offsets[self.logits.index]), logits_stride=self.logits.stride)
 
-    def _place_values(self, ops: Sequence[Recorded], num_rows: dict[str, int]) -> tuple[NDArray[np.int64], int]:
-        """A place for each value from the operation that makes it to the last that reads it; the logits stay."""
+    def bind_draft(self, shape: StepShape, num_prompts: int, num_drafts: int) -> Bound:
+        """A draft after a step of `shape`: the recording once for every round. The first reads each row's standing
+        tokens and the newest, the others one token of each row."""
+        num_rows = {
+            "tokens": draft_tokens(shape, num_prompts),
+            "selected": shape.decode_rows + (num_prompts if shape.prefill_tokens else 0),
+        }
+        offsets, workspace_bytes = self._place_values(self.ops, num_rows, stays=self.carried)
+        rounds = [*self.ops, *[_ADVANCE, *self.ops] * (num_drafts - 1)]
+        array = np.array([_fields(op, offsets) for op in rounds], dtype=OP)
+        return self._bound(array, workspace_bytes, shape.context)
+
+    def _bound(self, ops: NDArray[np.void], workspace_bytes: int, context: int) -> Bound:
+        queries = self._queries_per_item(context)
+        return Bound(ops, workspace_bytes, 4 * self._scratch_floats(queries, context), queries)
+
+    def _place_values(
+        self, ops: Sequence[Recorded], num_rows: dict[str, int], stays: Value | None
+    ) -> tuple[NDArray[np.int64], int]:
+        """A place for each value from the operation that makes it to the last that reads it; one may stay."""
         born: dict[int, int] = {}
         last: dict[int, int] = {}
         for at, op in enumerate(ops):
@@ -224,8 +259,8 @@ class Recording:
                 if value is not None:
                     born.setdefault(value.index, at)
                     last[value.index] = at
-        assert self.logits is not None
-        last[self.logits.index] = len(ops)
+        if stays is not None:
+            last[stays.index] = len(ops)
         offsets = np.full(len(self.values), NO_VALUE, dtype=np.int64)
         living: list[tuple[int, int, int]] = []  # start, end, last
         end_of_all = 0
@@ -261,6 +296,11 @@ class Recording:
             elif op.kind in ("sample", "score"):
                 needs.append(4 * _round_up(int(op.fields["in"]), _LANES))
         return max(needs)
+
+
+def draft_tokens(shape: StepShape, num_prompts: int) -> int:
+    """Most tokens of a round: all of the step's, and a newest one for each row."""
+    return shape.decode_rows * (shape.decode_width + 1) + (shape.prefill_tokens and shape.prefill_tokens + num_prompts)
 
 
 def _fields(op: Recorded, offsets: NDArray[np.int64]) -> tuple[float | int, ...]:

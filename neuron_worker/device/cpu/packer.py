@@ -54,10 +54,15 @@ class Table:
 class NativePacker:
     """See `graph.ops.Packer`."""
 
-    def __init__(self, session: Session, dtype: FloatType, activations: str = "float32") -> None:
+    def __init__(
+        self, session: Session, dtype: FloatType, activations: str = "float32", *, keeps_narrow: bool = False
+    ) -> None:
+        """`keeps_narrow`: weights that the checkpoint has in a narrower type than `dtype` stay in it, the same numbers
+        in less memory."""
         self._session = session
         self._dtype = dtype
         self._int8 = "uint8" if activations == "int8" else "int8"
+        self._keeps_narrow = keeps_narrow
         self._slab: Memory | None = None
         self._slab_used = 0
         self.num_bytes = 0  # of all that was packed
@@ -72,7 +77,7 @@ class NativePacker:
     ) -> LinearWeight:
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         channels = _round_up(rows, self._session.panel_width)
-        kind = self._int8 if quantize else self._dtype
+        kind = self._int8 if quantize else self._kind_of(parts)
         packed = self._panels(parts, kind, channels, gate)
         self.num_bytes += rows * (columns * ITEM_BYTES[kind] + (4 if quantize else 0))
         return LinearWeight(columns, rows, packed, None if bias is None else self._in_order(bias, channels, gate))
@@ -93,6 +98,12 @@ class NativePacker:
 
     def rope_table(self, table: NDArray[np.float32]) -> Float32:
         return self._vector(table)
+
+    def _kind_of(self, parts: Sequence[Matrix]) -> FloatType:
+        if not self._keeps_narrow or self._dtype != "float32":
+            return self._dtype
+        stored = {part.dtype for part in parts}
+        return stored.pop() if len(stored) == 1 else self._dtype
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         where, memory = self._take(panel_items(kind, channels, parts[0].shape[1]) * ITEM_BYTES[kind])

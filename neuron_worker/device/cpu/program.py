@@ -69,7 +69,7 @@ class BoundProgram:
         self._bound = bound
         self._vocab = vocab
         self._session = session
-        self._batch = Batch()
+        self.native_batch = Batch()
         self._parts: tuple[DecodePart | None, PrefillPart | None, RowSampling | None] = (None, None, None)
         self._program = Program(
             ops=address(bound.ops),
@@ -93,8 +93,8 @@ class BoundProgram:
                 f"{batch.prompt_logprobs} prompt logprobs, the device was loaded for {results.most_alternatives}; "
                 "raise --max-logprobs"
             )
-        self._point(batch)
-        native = self._batch
+        self.point(batch)
+        native = self.native_batch
         native.top_alternatives = batch.prompt_logprobs
         native.tokens = address(results.tokens)
         native.target_logprobs = address(results.target_logprobs) if self.shape.prefill_tokens else None
@@ -105,12 +105,12 @@ class BoundProgram:
 
     def output(self, batch: PackedBatch, results: Results, started: float) -> DeviceOutput:
         """Views of the last run's results. `started` is when its call came, on the performance counter."""
-        width, num_logits = self.shape.decode_width, self._batch.num_logit_rows
+        width, num_logits = self.shape.decode_width, self.native_batch.num_logit_rows
         return DeviceOutput(
             tokens=results.tokens[: self.num_rows * width].reshape(self.num_rows, width),
             logits=self._logits(num_logits) if num_logits else None,
             prompt_scores=results.scores(self.shape.prefill_tokens, batch.prompt_logprobs)
-            if self._batch.num_scored
+            if self.native_batch.num_scored
             else None,
             device_seconds=time.perf_counter() - started,
         )
@@ -120,35 +120,35 @@ class BoundProgram:
         rows = self._session.workspace[start : start + num_rows * stride]
         return rows.reshape(num_rows, stride)[:, : self._vocab]
 
-    def _point(self, batch: PackedBatch) -> None:
+    def point(self, batch: PackedBatch) -> None:
         """A shape's buffers are the same at every step, so their addresses are looked up once."""
         parts = (batch.decode, batch.prefill, batch.sampling)
         if all(new is old for new, old in zip(parts, self._parts, strict=True)):
             return
         self._parts = (None, None, None)
-        native, shape = self._batch, self.shape
+        native, shape = self.native_batch, self.shape
         num_blocks, rows, width = self._program.blocks_per_row, shape.decode_rows, shape.decode_width
         if rows:
             decode = _given(batch.decode, "decode", shape)
-            native.decode_tokens = _checked(decode.tokens, "decode.tokens", (rows, width), np.int32)
-            native.decode_positions = _checked(decode.positions, "decode.positions", (rows,), np.int32)
-            native.decode_lengths = _checked(decode.lengths, "decode.lengths", (rows,), np.int32)
-            native.decode_blocks = _checked(decode.blocks, "decode.blocks", (rows, num_blocks), np.int32)
+            native.decode_tokens = checked(decode.tokens, "decode.tokens", (rows, width), np.int32)
+            native.decode_positions = checked(decode.positions, "decode.positions", (rows,), np.int32)
+            native.decode_lengths = checked(decode.lengths, "decode.lengths", (rows,), np.int32)
+            native.decode_blocks = checked(decode.blocks, "decode.blocks", (rows, num_blocks), np.int32)
         if shape.prefill_tokens:
             prefill, tokens, prompts = _given(batch.prefill, "prefill", shape), shape.prefill_tokens, self.num_prompts
-            native.prefill_tokens = _checked(prefill.tokens, "prefill.tokens", (tokens,), np.int32)
-            native.prefill_starts = _checked(prefill.starts, "prefill.starts", (prompts,), np.int32)
-            native.prefill_lengths = _checked(prefill.lengths, "prefill.lengths", (prompts,), np.int32)
-            native.prefill_positions = _checked(prefill.positions, "prefill.positions", (prompts,), np.int32)
-            native.prefill_blocks = _checked(prefill.blocks, "prefill.blocks", (prompts, num_blocks), np.int32)
-            native.targets = _checked(prefill.targets, "prefill.targets", (tokens,), np.int32)
+            native.prefill_tokens = checked(prefill.tokens, "prefill.tokens", (tokens,), np.int32)
+            native.prefill_starts = checked(prefill.starts, "prefill.starts", (prompts,), np.int32)
+            native.prefill_lengths = checked(prefill.lengths, "prefill.lengths", (prompts,), np.int32)
+            native.prefill_positions = checked(prefill.positions, "prefill.positions", (prompts,), np.int32)
+            native.prefill_blocks = checked(prefill.blocks, "prefill.blocks", (prompts, num_blocks), np.int32)
+            native.targets = checked(prefill.targets, "prefill.targets", (tokens,), np.int32)
         sampling, num_rows = batch.sampling, (self.num_rows,)
-        native.want = _checked(sampling.want, "sampling.want", num_rows, np.int32)
-        native.top_k = _checked(sampling.top_k, "sampling.top_k", num_rows, np.int32)
-        native.temperature = _checked(sampling.temperature, "sampling.temperature", num_rows, np.float32)
-        native.top_p = _checked(sampling.top_p, "sampling.top_p", num_rows, np.float32)
-        native.min_p = _checked(sampling.min_p, "sampling.min_p", num_rows, np.float32)
-        native.uniforms = _checked(sampling.uniforms, "sampling.uniforms", (self.num_rows, width), np.float64)
+        native.want = checked(sampling.want, "sampling.want", num_rows, np.int32)
+        native.top_k = checked(sampling.top_k, "sampling.top_k", num_rows, np.int32)
+        native.temperature = checked(sampling.temperature, "sampling.temperature", num_rows, np.float32)
+        native.top_p = checked(sampling.top_p, "sampling.top_p", num_rows, np.float32)
+        native.min_p = checked(sampling.min_p, "sampling.min_p", num_rows, np.float32)
+        native.uniforms = checked(sampling.uniforms, "sampling.uniforms", (self.num_rows, width), np.float64)
         self._parts = parts
 
 
@@ -181,7 +181,7 @@ def _given(part: Any, name: str, shape: StepShape) -> Any:
     return part
 
 
-def _checked(values: NDArray[Any], name: str, size: tuple[int, ...], dtype: type[np.generic]) -> int:
+def checked(values: NDArray[Any], name: str, size: tuple[int, ...], dtype: type[np.generic]) -> int:
     """The array's address, if the library may read it as it expects."""
     if values.shape != size or values.dtype != dtype:
         raise DoesNotFit(f"{name} is {values.dtype} {values.shape}, the shape needs {np.dtype(dtype)} {size}")

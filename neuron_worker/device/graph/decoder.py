@@ -1,11 +1,13 @@
 """The decoder: one text for every architecture, from a specification and a checkpoint to a step's tokens.
 
 `build_model` hands the checkpoint's tensors to a packer, layer by layer; `decode_step` is the graph, in the verbs of
-`ops.py`. Knows no executor, no batch and no file format.
+`ops.py`. A draft beside the model (`draft.py`) may have its features kept on the way. Knows no executor, no batch and
+no file format.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +35,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    attention_norm: NormWeight
+    attention_norm: NormWeight | None
     qkv: LinearWeight
     head_norms: tuple[NormWeight, NormWeight] | None  # of queries, of keys
     form: AttentionForm
@@ -56,20 +58,58 @@ class Model:
     head: LinearWeight
 
 
-def decode_step(ops: Ops[V], model: Model) -> None:
+class Reader(Protocol):
+    """A draft that reads the model's features, kept in the cache by every step."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose input it reads too."""
+
+    def keep(self, ops: Ops[V], model: Model, hidden: V, tapped: Sequence[V]) -> None:
+        """`hidden` [T, hidden] is before the final norm, `tapped` before the layers of `taps`."""
+
+
+def decode_step(ops: Ops[V], model: Model, reader: Reader | None = None) -> None:
     """One step of the batch that `ops` holds. Its results are in `ops` afterwards."""
+    x, tapped = hidden_states(ops, model, () if reader is None else reader.taps)
+    if reader is not None:
+        reader.keep(ops, model, x, tapped)
+    ops.finish(ops.select(x), x, model.norm, model.head)
+
+
+def hidden_states(ops: Ops[V], model: Model, taps: Sequence[int] = ()) -> tuple[V, list[V]]:
+    """[T, hidden] after the last layer, before the final norm; and before each of the layers `taps`, in their order."""
+    tapped: dict[int, V] = {}
     x = ops.embed(model.embedding, model.positions)  # [tokens, hidden]
     for index, layer in enumerate(model.layers):
-        qkv = ops.linear(ops.norm(x, layer.attention_norm), layer.qkv)
-        if layer.head_norms is not None:
-            qkv = ops.head_norm(qkv, layer.form, *layer.head_norms)
-        if model.rope is not None:
-            qkv = ops.rope(qkv, layer.form, model.rope)
-        attended = ops.attend(qkv, index, layer.form)  # [tokens, heads * head_dim]
-        x = ops.linear(attended, layer.output, residual=x)
-        inner = ops.linear(ops.norm(x, layer.mlp_norm), layer.up, activation=model.spec.activation)
-        x = ops.linear(inner, layer.down, residual=x)
-    ops.finish(ops.select(x), x, model.norm, model.head)
+        if index in taps:
+            tapped[index] = x
+        read = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
+        x = run_layer(ops, read, x, index, layer, model)
+    return x, [tapped[index] for index in taps]
+
+
+class Body(Protocol):
+    """What a layer shares with the others of its model."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def rope(self) -> Any | None: ...
+
+
+def run_layer(ops: Ops[V], read: V, x: V, index: int, layer: Layer, body: Body) -> V:
+    """Attention over `read`, then the MLP, each added to `x`."""
+    qkv = ops.linear(read, layer.qkv)
+    if layer.head_norms is not None:
+        qkv = ops.head_norm(qkv, layer.form, *layer.head_norms)
+    if body.rope is not None:
+        qkv = ops.rope(qkv, layer.form, body.rope)
+    attended = ops.attend(qkv, index, layer.form)  # [tokens, heads * head_dim]
+    x = ops.linear(attended, layer.output, residual=x)
+    inner = ops.linear(ops.norm(x, layer.mlp_norm), layer.up, activation=body.spec.activation)
+    return ops.linear(inner, layer.down, residual=x)
 
 
 def load_model(model_dir: str | Path, options: DeviceOptions, packer: Packer) -> Model:
@@ -84,18 +124,20 @@ def load_model(model_dir: str | Path, options: DeviceOptions, packer: Packer) ->
 
 def build_model(spec: ModelSpec, checkpoint: Tensors, packer: Packer, options: DeviceOptions) -> Model:
     """Reads and packs every tensor once. The checkpoint may be closed afterwards."""
-    if options.quantization not in (None, "int8"):
-        raise UnsupportedModel(f"quantization is {options.quantization!r}; supported is int8")
     if spec.rope is None and options.max_model_len > spec.max_positions:
         raise DoesNotFit(
             f"max_model_len is {options.max_model_len}, but {spec.architecture} here has learned positions for "
             f"{spec.max_positions} tokens; use --max-model-len {spec.max_positions} or less"
         )
-    return _Builder(spec, checkpoint, packer, options).model()
+    return Builder(spec, checkpoint, packer, options).model()
 
 
-class _Builder:
+class Builder:
+    """Reads and packs a model's parts by their names."""
+
     def __init__(self, spec: ModelSpec, checkpoint: Tensors, packer: Packer, options: DeviceOptions) -> None:
+        if options.quantization not in (None, "int8"):
+            raise UnsupportedModel(f"quantization is {options.quantization!r}; supported is int8")
         self.spec = spec
         self.names: TensorNames = NAMES[spec.family]
         self.checkpoint = checkpoint

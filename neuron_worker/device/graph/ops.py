@@ -33,6 +33,7 @@ class AttentionForm:
     head_dim: int
     scale: float
     window: int | None = None  # a token attends to itself and the window - 1 positions before it
+    first_key: int = 0  # positions before it are attended by themselves alone
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,19 @@ class Ops(Protocol[V]):
     def finish(self, x: V, hidden: V, norm: NormWeight, head: LinearWeight) -> None:
         """Final norm and head of the selected rows `x`, and what each row wants of it: a sampled token or its logits.
         `hidden` [T, hidden], before the final norm, serves the scores of prompt tokens."""
+
+    # -- for a draft: `keep` in the model's step, the others in the draft's own
+
+    def keep(self, x: V) -> None:
+        """A feature of every token, [T, width], into the cache beside its keys and values."""
+
+    def recall(self, width: int) -> V:
+        """For each token the feature kept at the position before it, zeros for the first. From the second round of a
+        draft on: what the draft carried over. [T, width]"""
+
+    def join(self, left: V, right: V) -> V:
+        """Side by side. [T, left + right]"""
+
+    def guess(self, x: V, head: LinearWeight, token_ids: NDArray[np.int32] | None, carried: V | None) -> None:
+        """The likeliest token of each selected row `x`, which ends a round. `token_ids`: what the head's rows stand
+        for, where they are not all ids in order. `carried` [N, width] is the next round's `recall`."""

@@ -15,11 +15,13 @@ import torch
 
 from ..base import Capabilities, DeviceOptions, DeviceOutput, DraftRequest, Int32, ModelFacts, PackedBatch, StepShape
 from ..cpu.capabilities import CAPABILITIES
-from ..draft_rows import no_draft
-from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
+from ..draft_rows import draft_rows, no_draft, not_the_last
+from ..errors import DeviceError, DoesNotFit, UncompiledShape
 from .decoder import Model, decode_step, load_model
+from .draft import Draft, load_draft
 from .spec import kv_bytes_per_token
 from .torch_batch import check_tokens, float_type, output_of, tensors_of
+from .torch_draft import TorchDraft
 from .torch_ops import KvCache, TorchOps, empty_cache
 from .torch_packer import TorchPacker
 
@@ -32,24 +34,30 @@ class TorchDevice:
         self._model: Model | None = None
         self._cache: KvCache | None = None
         self._options: DeviceOptions | None = None
+        self._draft: Draft | None = None
+        self._drafting: TorchDraft | None = None
+        self._features: torch.Tensor | None = None
         self._shapes: set[StepShape] = set()
+        self._ran: StepShape | None = None
         self._sealed = False
 
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
-        if draft_dir is not None:
-            raise UnsupportedModel(f"draft model {draft_dir}: the cpu device does not speculate on its own")
         packer = TorchPacker(float_type(options.dtype), options.activations)
         model = load_model(model_dir, options, packer)
         torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
-        self._model, self._options = model, options
+        draft = None if draft_dir is None else load_draft(draft_dir, model_dir, model, options, packer)
+        self._model, self._options, self._draft = model, options, draft
         spec = model.spec
+        cached = kv_bytes_per_token(spec, "float32")
+        if draft is not None:
+            cached += kv_bytes_per_token(draft.spec, "float32") + 4 * draft.feature_width
         return ModelFacts(
             architecture=spec.architecture,
             vocab_size=spec.vocab_size,
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            bytes_per_kv_token=kv_bytes_per_token(spec, "float32"),
+            bytes_per_kv_token=cached,
             weight_bytes=packer.num_bytes,
             compute_dtype="float32",
             notes=_notes(options),
@@ -61,6 +69,10 @@ class TorchDevice:
         if num_blocks < 2:
             raise DoesNotFit(f"{num_blocks} cache blocks: the scratch block and at least one more are needed")
         self._cache = empty_cache(spec.num_layers, num_blocks, options.block_size, spec.num_kv_heads, spec.head_dim)
+        if self._draft is not None:
+            self._drafting = TorchDraft(self._draft, options, num_blocks)
+            if self._draft.feature_width:
+                self._features = torch.zeros(num_blocks, options.block_size, self._draft.feature_width)
 
     def compile(self, shape: StepShape) -> None:
         _, options = self._loaded()
@@ -81,28 +93,40 @@ class TorchDevice:
         if self._cache is None:
             raise DeviceError("run before allocate: there is no cache")
         check_tokens(batch, model.spec.vocab_size)
+        self._ran = batch.shape
         started = time.perf_counter()
         try:
             with torch.inference_mode():
-                ops = TorchOps(tensors_of(batch), self._cache)
-                decode_step(ops, model)
+                ops = TorchOps(tensors_of(batch), self._cache, self._features)
+                decode_step(ops, model, self._draft)
         except (RuntimeError, IndexError) as error:
             raise DoesNotFit(f"a step of {batch.shape} failed: {error}") from error
         seconds = time.perf_counter() - started
         return output_of(batch, ops.tokens.numpy().astype(np.int32), ops.logits.numpy(), ops.scores, seconds)
 
     def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
-        raise no_draft()
+        if self._drafting is None:
+            raise no_draft()
+        if self._ran != batch.shape:
+            raise not_the_last(batch.shape)
+        rows = draft_rows(batch, request, self._loaded()[0].spec.vocab_size)
+        with torch.inference_mode():
+            return self._drafting.run(rows, batch.shape.context, self._features)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self._cache is None:
             raise DeviceError("copy_blocks before allocate: there is no cache")
         for source, target in pairs:
-            for layer in (*self._cache.keys, *self._cache.values):
-                layer[target] = layer[source]
+            for tensor in self._cached():
+                tensor[target] = tensor[source]
+
+    def _cached(self) -> list[torch.Tensor]:
+        caches = [self._cache, None if self._drafting is None else self._drafting.cache]
+        tensors = [tensor for cache in caches if cache is not None for tensor in (*cache.keys, *cache.values)]
+        return tensors if self._features is None else [*tensors, self._features]
 
     def close(self) -> None:
-        self._model = self._cache = None
+        self._model = self._cache = self._draft = self._drafting = self._features = None
         self._shapes.clear()
 
     def _loaded(self) -> tuple[Model, DeviceOptions]:

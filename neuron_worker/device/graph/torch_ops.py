@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
@@ -80,9 +81,14 @@ class Places:
 class TorchOps:
     """One step. After `decoder.decode_step`, the results are in `tokens`, `logits` and `scores`."""
 
-    def __init__(self, batch: TorchBatch, cache: KvCache) -> None:
+    def __init__(
+        self, batch: TorchBatch, cache: KvCache, features: Tensor | None = None, carried: Tensor | None = None
+    ) -> None:
+        """`features` [num_blocks, block_size, width], and `carried` from a draft's round before."""
         self._batch = batch
         self._cache = cache
+        self._features = features
+        self.carried = carried
         self._places = _places(batch, cache.block_size)
         self._num_decode = batch.decode.tokens.numel() if batch.decode is not None else 0
         self.tokens: Tensor  # [R * W + P]
@@ -151,6 +157,30 @@ class TorchOps:
         self.tokens = greedy_tokens(self.logits) if sampling is None else sampled_tokens(self.logits, sampling)
         if self._batch.num_top is not None and self._batch.prefill is not None:
             self.scores = self._score(hidden[self._num_decode :], norm, head, self._batch.prefill, self._batch.num_top)
+
+    def keep(self, x: Tensor) -> None:
+        assert self._features is not None
+        self._features.flatten(0, 1).index_copy_(0, self._places.slots, x)
+
+    def recall(self, width: int) -> Tensor:
+        if self.carried is not None:
+            return self.carried
+        prompts, positions, features = self._batch.prefill, self._places.positions, self._features
+        assert prompts is not None
+        assert features is not None
+        before = (positions - 1).clamp(min=0)
+        size = features.shape[1]
+        block = prompts.blocks[self._places.owners, before // size]
+        found = features.flatten(0, 1)[block * size + before % size]
+        return torch.where(positions[:, None] > 0, found, 0.0)
+
+    def join(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.cat([left, right], dim=1)
+
+    def guess(self, x: Tensor, head: LinearWeight, token_ids: NDArray[np.int32] | None, carried: Tensor | None) -> None:
+        found = greedy_tokens(self.linear(x, head))
+        self.tokens = found if token_ids is None else as_index(token_ids)[found]
+        self.carried = carried
 
     def _store(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's cache with the step's tokens in it. Here it is written to; a chip's graph makes a new one."""
@@ -222,6 +252,8 @@ def _attention(q: Tensor, positions: Tensor, keys: Tensor, values: Tensor, form:
     -> [rows, tokens, heads * head_dim]"""
     behind = positions[:, :, None] - torch.arange(keys.shape[1], device=keys.device)  # [rows, tokens, context]
     seen = behind >= 0 if form.window is None else (behind >= 0) & (behind < form.window)
+    if form.first_key:
+        seen = seen & ((behind == 0) | (torch.arange(keys.shape[1], device=keys.device) >= form.first_key))
     q, keys, values = (heads.transpose(1, 2) for heads in (q, keys, values))  # heads before tokens
     mixed = F.scaled_dot_product_attention(q, keys, values, seen[:, None], scale=form.scale, enable_gqa=True)
     return mixed.transpose(1, 2).flatten(2)

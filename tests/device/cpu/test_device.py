@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape, Want
+from neuronserve.neuron_worker.device.base import DeviceOptions, DraftRequest, StepShape, Want
 from neuronserve.neuron_worker.device.cpu import library
 from neuronserve.neuron_worker.device.cpu.device import CAPABILITIES, CpuDevice, create
 from neuronserve.neuron_worker.device.errors import DeviceError, DoesNotFit, LoadError, UncompiledShape
@@ -26,13 +26,20 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="the kernels cann
 
 @pytest.fixture
 def start(reference: Callable[[str], Reference]) -> Callable[..., Driver]:
-    def load(name: str = "llama", block_size: int = 8, threads: int = 2, **options: object) -> Driver:
+    def load(
+        name: str = "llama", block_size: int = 8, threads: int = 2, draft: str | None = None, **options: object
+    ) -> Driver:
         device = CpuDevice()
-        device.load(
-            str(reference(name).directory),
-            DeviceOptions(8, LONGEST, block_size, 4, threads=threads, **options),  # type: ignore[arg-type]
+        given = DeviceOptions(8, LONGEST, block_size, 4, threads=threads, **options)  # type: ignore[arg-type]
+        device.load(str(reference(name).directory), given, draft)
+        num_blocks = 1 + 8 * LONGEST // block_size
+        return Driver(
+            device,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=LONGEST,
+            num_drafts=given.num_drafts,
         )
-        return Driver(device, block_size=block_size, num_blocks=1 + 8 * LONGEST // block_size, max_model_len=LONGEST)
 
     return load
 
@@ -131,6 +138,72 @@ def test_a_steady_step_allocates_no_memory(start) -> None:
     driver.device.close()
     assert grown < 50 * 512, "four rows of the hidden state a step"
     assert peak < 4096, "views and other small objects, no arrays of numbers"
+
+
+def test_a_draft_takes_no_memory(start, reference) -> None:
+    driver = start(draft=str(reference("qwen3").directory), num_drafts=4)
+    streams = [Stream(random_tokens(60, seed)) for seed in range(2)]
+    driver.step([prefill(stream, 20) for stream in streams])
+    driver.draft([7, 8])
+    driver.step([decode(streams[0], 3), prefill(streams[1], 5)])
+    assert driver._last is not None
+    lengths, newest = np.array([2, 0], np.int32), np.full(len(driver._last[1].sampling.want), 5, np.int32)
+    newest[[1, 3, 4, 5]] = -1
+    batch, request = driver._last[1], DraftRequest(lengths, newest)
+    expected = driver.device.draft(batch, request).copy()
+    num_maps = library.load().ns_maps()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(50):
+        found = driver.device.draft(batch, request)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert library.load().ns_maps() == num_maps
+    assert peak < 2048, "small objects, no arrays of numbers"
+    np.testing.assert_array_equal(found, expected)  # nothing is kept between calls but what the cache holds
+    driver.device.close()
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_drafts_do_not_depend_on_threads_and_instructions(
+    isa: str, threads: int, start, reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(library.ISA_VARIABLE, isa)
+    driver = start(threads=threads, draft=str(reference("qwen3").directory), num_drafts=5)
+    found = []
+    for _ in range(20):
+        streams = [Stream(random_tokens(30, seed)) for seed in range(3)]
+        driver.step([prefill(stream, 30, want=Want.NOTHING) for stream in streams])
+        found.append(driver.draft([3, 4, 5]))
+        driver._free += [block for stream in streams for block in stream.blocks]
+    assert all(drafts == found[0] for drafts in found)
+    assert found[0] == first_drafts.setdefault("drafts", found[0])
+    driver.device.close()
+
+
+first_drafts: dict[str, list[list[int]]] = {}
+
+
+BAD_REQUESTS = {
+    "more standing than the step had": ([2], [5], "length 2, the shape has room for 1"),
+    "a newest token outside the vocabulary": ([1], [160], "token id 160"),
+    "a newest token after nothing": ([0], [5], "newest token 5, but no token of the row stands"),
+    "a request of another size": ([1, 1, 1], [5], r"draft.lengths is int32 \(3,\)"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_REQUESTS)
+def test_what_does_not_belong_to_the_step_is_refused(what: str, start, reference) -> None:
+    lengths, newest, text = BAD_REQUESTS[what]
+    driver, stream = start(draft=str(reference("qwen3").directory), num_drafts=2), Stream(random_tokens(20, 0))
+    driver.step([prefill(stream, 6)])
+    driver.step([decode(stream)], StepShape(1, 1, 0, LONGEST))
+    assert driver._last is not None
+    with pytest.raises(DoesNotFit, match=text):
+        driver.device.draft(driver._last[1], DraftRequest(np.array(lengths, np.int32), np.array(newest, np.int32)))
+    assert driver.draft([4])[0][0] >= 0
+    driver.device.close()
 
 
 def test_the_counter_of_allocations_sees_one() -> None:

@@ -14,7 +14,7 @@ struct attention {
     const struct step *s;
     const int32_t *blocks;
     int64_t position;             /* of the first query */
-    int64_t dim, out_stride, rows, group_heads, window;
+    int64_t dim, out_stride, rows, group_heads, window, least_key;
     int64_t first_key, end_key;   /* keys that some row sees */
     int64_t base_key, score_stride; /* scores[row * score_stride + key - base_key] */
     const float *keys, *values;   /* of this layer and head, block 0 */
@@ -184,11 +184,17 @@ static void score_all(const struct attention *a)
     }
 }
 
+/* The first key that a query sees; itself at least. */
+INLINE int64_t first_seen(const struct attention *a, int64_t position)
+{
+    return smaller(larger(a->window ? position + 1 - a->window : 0, a->least_key), position);
+}
+
 /* Scores of one row to probabilities, not yet divided by their sum, which is returned. */
 static float soften(const struct attention *a, int64_t row)
 {
     const int64_t position = a->position + row / a->group_heads;
-    const int64_t first = a->window ? larger(position + 1 - a->window, 0) : 0, end = position + 1;
+    const int64_t first = first_seen(a, position), end = position + 1;
     const int64_t from = first / LANES * LANES, to = round_up(a->end_key, LANES);
     float *scores = a->scores + row * a->score_stride - a->base_key;
     vf most[LV], sums[LV];
@@ -241,9 +247,10 @@ static void run_attend(const struct step *s, const struct op *op, int64_t item, 
     struct attention a = {.s = s, .blocks = sequence->blocks, .position = sequence->position + part->query,
                           .dim = op->head_dim, .out_stride = round_up(op->head_dim, 2 * PANEL),
                           .rows = part->num_queries * group, .group_heads = group, .window = op->window,
+                          .least_key = op->first_key,
                           .keys = s->keys + base, .values = s->values + base, .block_floats = head_floats(s, 1, 0)};
     a.end_key = a.position + part->num_queries;
-    a.first_key = op->window ? larger(a.position + 1 - op->window, 0) : 0;
+    a.first_key = first_seen(&a, a.position);
     a.base_key = larger(a.first_key / LANES * LANES - LANES, 0);
     a.score_stride = round_up(a.end_key - a.base_key, LANES) + SCORE_MARGIN;
     a.out = scratch;

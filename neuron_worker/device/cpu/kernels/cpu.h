@@ -13,12 +13,14 @@
 
 enum op_kind {
     OP_EMBED, OP_NORM, OP_LINEAR, OP_HEAD_NORM, OP_PLACE, OP_ATTEND, OP_SELECT, OP_SAMPLE, OP_GATHER, OP_SCORE,
-    OP_ROUND, OP_DOT, OP_KINDS
+    OP_ROUND, OP_DOT, OP_KEEP, OP_RECALL, OP_JOIN, OP_GUESS, OP_ADVANCE, OP_KINDS
 };
 enum value_type { TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_INT8, TYPE_UINT8 };
 enum activation { ACT_NONE, ACT_SILU_GATE, ACT_GELU_GATE, ACT_GELU, ACT_GELU_TANH };
 enum row_set { ROWS_TOKENS, ROWS_SELECTED, ROWS_SLICE };
 enum want { WANT_NOTHING, WANT_TOKEN, WANT_LOGITS };
+
+enum which_cache { CACHE_MODEL, CACHE_DRAFT, CACHES };
 
 enum { NO_VALUE = -1, SLICE_ROWS = 32, MAX_THREADS = 256 };
 
@@ -29,11 +31,12 @@ struct op {
     int64_t in, out;              /* widths; `out` of a gate counts both halves */
     int64_t weight_type, activation;
     int64_t layer, heads, kv_heads, head_dim, window; /* window 0: none */
+    int64_t first_key;            /* the first position that those after it attend to */
     int64_t slice;                /* which SLICE_ROWS of the rows to score */
     int64_t kind_of_norm;         /* 0 rms, 1 layer */
     const void *weight;           /* panels, table, norm weight */
     const float *scale, *bias;
-    const void *second;           /* position table, key's norm weight */
+    const void *second;           /* position table, key's norm weight, ids that guesses stand for */
     int64_t second_type;
     double number;                /* epsilon, or the scale of attention scores */
 };
@@ -45,6 +48,7 @@ struct program {
     int64_t blocks_per_row;
     int64_t vocab;
     int64_t queries_per_item;     /* of one prompt, attended to together */
+    int64_t cache;                /* which_cache */
 };
 
 /* One step, as the engine packs it; see `base.py`. A part that the shape lacks is NULL. */
@@ -63,6 +67,14 @@ struct batch {
     float *top_logprobs;          /* out [T, top_alternatives] */
     int64_t num_logit_rows;       /* out: rows of logits, first in the head's output */
     int64_t num_scored;           /* out: prompt positions that had a target */
+};
+
+/* What a draft does after a step: reads the tokens that stand and the newest one, then goes on by itself. */
+struct draft {
+    const int32_t *lengths;       /* [R], of the step's decode rows */
+    const int32_t *newest;        /* [N], -1: none */
+    int32_t *drafts;              /* out [N, num_drafts] */
+    int64_t num_drafts;
 };
 
 /* A run of tokens of one request: a decode row or a prompt. */
@@ -95,9 +107,15 @@ struct step {
     struct selected *selected;    /* rows that want logits first, in order; then those that want a token */
     int32_t *scored, *scored_at;  /* real token and its place in `prefill_tokens`, for each position to score */
     struct attend_item *attend_items;
+    /* a draft's */
+    struct draft *draft;
+    int32_t *carried;             /* per token: its row among those selected in the round before */
+    int64_t round;                /* 0: reads what the step left; then one token of each row at a time */
     /* cache */
     float *keys, *values;
     int64_t block_size, block_slots, key_lanes, num_blocks, cache_heads, cache_head_dim;
+    float *features;              /* of the model, per position: [block][slot][feature_width] */
+    int64_t feature_width;
     int num_threads;
 };
 
@@ -113,6 +131,12 @@ static inline int64_t layer_floats(const struct step *s)
 static inline int64_t head_floats(const struct step *s, int64_t block, int64_t head)
 {
     return (block * s->cache_heads + head) * s->block_slots * s->cache_head_dim;
+}
+
+static inline float *feature_at(const struct step *s, const int32_t *blocks, int64_t position)
+{
+    return s->features + (blocks[position / s->block_size] * s->block_size + position % s->block_size)
+                             * s->feature_width;
 }
 
 struct pack_job {

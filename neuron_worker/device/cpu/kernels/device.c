@@ -21,14 +21,21 @@ struct region {
     size_t size;
 };
 
+/* Keys and values of one model. */
+struct cache {
+    struct region memory;
+    float *keys, *values;
+    int64_t layers, heads, head_dim;
+};
+
 struct session {
     struct pool *pool;
     const char *isa;
     struct kernels kernels;
     int num_threads;
-    struct region workspace, scratch, lists, cache;
+    struct region workspace, scratch, lists, features;
+    struct cache caches[CACHES];
     size_t scratch_bytes;         /* of one thread */
-    int64_t num_layers;
     struct step step;
     struct counter *counters;     /* one per operation */
     int64_t num_counters, capacity_tokens, capacity_sequences;
@@ -98,7 +105,7 @@ const char *ns_error(const struct session *session) { return session->error; }
 int64_t ns_layout(int64_t which)
 {
     const int64_t sizes[] = {sizeof(struct op), sizeof(struct program), sizeof(struct batch), sizeof(struct pack_job),
-                             SLICE_ROWS, MAX_THREADS};
+                             sizeof(struct draft), SLICE_ROWS, MAX_THREADS};
     return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
 }
 
@@ -185,7 +192,8 @@ struct session *ns_open(int num_threads, const char *isa)
 void ns_close(struct session *session)
 {
     pool_close(session->pool);
-    struct region *regions[] = {&session->workspace, &session->scratch, &session->lists, &session->cache};
+    struct region *regions[] = {&session->workspace, &session->scratch, &session->lists, &session->features,
+                                &session->caches[CACHE_MODEL].memory, &session->caches[CACHE_DRAFT].memory};
     for (size_t i = 0; i < sizeof regions / sizeof *regions; i++)
         ns_unmap(regions[i]->start, (int64_t)regions[i]->size);
     free(session->counters);
@@ -247,41 +255,72 @@ int64_t ns_block_slots(int64_t block_size)
 }
 
 /* Small pages, which come when they are first written: blocks in use are scattered, and a large page for each would
- * soon hold memory for the whole cache. */
-int ns_cache(struct session *session, int64_t layers, int64_t blocks, int64_t block_size, int64_t heads,
+ * soon hold memory for the whole cache. A draft's cache has the blocks of the model's. */
+int ns_cache(struct session *session, int64_t which, int64_t layers, int64_t blocks, int64_t block_size, int64_t heads,
              int64_t head_dim)
 {
     struct step *s = &session->step;
+    struct cache *cache = &session->caches[which];
     s->block_size = block_size;
     s->block_slots = ns_block_slots(block_size);
     s->key_lanes = s->block_slots % 16 ? 8 : 16;
     if (block_size % 16 == 8)
         s->key_lanes = 8;
     s->num_blocks = blocks;
-    s->cache_heads = heads;
-    s->cache_head_dim = head_dim;
-    session->num_layers = layers;
-    size_t half = (size_t)(layers * layer_floats(s)) * sizeof(float);
+    size_t half = (size_t)(layers * blocks * heads * s->block_slots * head_dim) * sizeof(float);
     /* Kernels read whole vectors: up to a panel beyond the last value. */
-    if (grow(&session->cache, 2 * half + 4096, WHEN_USED))
+    if (grow(&cache->memory, 2 * half + 4096, WHEN_USED))
         return failed(session, "no memory for a cache of %lld blocks (%lld bytes)", (long long)blocks,
                       (long long)(2 * half));
-    s->keys = (float *)session->cache.start;
-    s->values = (float *)(session->cache.start + half);
+    cache->keys = (float *)cache->memory.start;
+    cache->values = (float *)(cache->memory.start + half);
+    cache->layers = layers;
+    cache->heads = heads;
+    cache->head_dim = head_dim;
     return 0;
+}
+
+/* A model's feature per cached position, for a draft that reads it. After `ns_cache`. */
+int ns_features(struct session *session, int64_t width)
+{
+    struct step *s = &session->step;
+    size_t size = (size_t)(s->num_blocks * s->block_size * width) * sizeof(float);
+    if (grow(&session->features, size, WHEN_USED))
+        return failed(session, "no memory for the features of %lld blocks (%lld bytes)", (long long)s->num_blocks,
+                      (long long)size);
+    s->features = (float *)session->features.start;
+    s->feature_width = width;
+    return 0;
+}
+
+static void use_cache(struct step *s, const struct cache *cache)
+{
+    s->keys = cache->keys;
+    s->values = cache->values;
+    s->cache_heads = cache->heads;
+    s->cache_head_dim = cache->head_dim;
+}
+
+static void copy_block(float *base, size_t floats, const int64_t *pair)
+{
+    memmove(base + (size_t)pair[1] * floats, base + (size_t)pair[0] * floats, floats * sizeof(float));
 }
 
 void ns_copy_blocks(struct session *session, const int64_t *pairs, int64_t count)
 {
     const struct step *s = &session->step;
-    size_t floats = (size_t)head_floats(s, 1, 0);
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t layer = 0; layer < session->num_layers; layer++)
-            for (int half = 0; half < 2; half++) {
-                float *base = (half ? s->values : s->keys) + layer * layer_floats(s);
-                memmove(base + head_floats(s, pairs[2 * i + 1], 0), base + head_floats(s, pairs[2 * i], 0),
-                        floats * sizeof(float));
+    for (int64_t i = 0; i < count; i++) {
+        for (const struct cache *cache = session->caches; cache < session->caches + CACHES; cache++) {
+            size_t floats = (size_t)(cache->heads * s->block_slots * cache->head_dim);
+            for (int64_t layer = 0; layer < cache->layers; layer++) {
+                size_t first = (size_t)(layer * s->num_blocks) * floats;
+                copy_block(cache->keys + first, floats, pairs + 2 * i);
+                copy_block(cache->values + first, floats, pairs + 2 * i);
             }
+        }
+        if (s->features)
+            copy_block(s->features, (size_t)(s->block_size * s->feature_width), pairs + 2 * i);
+    }
 }
 
 /* Memory for the largest program so far; called for every program before the first step. */
@@ -297,7 +336,7 @@ int ns_reserve(struct session *session, int64_t workspace, int64_t scratch, int6
     int64_t n = sequences > session->capacity_sequences ? sequences : session->capacity_sequences;
     session->capacity_tokens = t;
     session->capacity_sequences = n;
-    size_t lists = (size_t)(t + n) * (5 * sizeof(int32_t) + sizeof(struct sequence) + sizeof(struct selected)
+    size_t lists = (size_t)(t + n) * (6 * sizeof(int32_t) + sizeof(struct sequence) + sizeof(struct selected)
                                       + sizeof(struct attend_item)) + 1024;
     if (reserve_counters(session, ops) || grow(&session->workspace, (size_t)workspace, NOW)
         || grow(&session->scratch, session->scratch_bytes * (size_t)session->num_threads, NOW)
@@ -307,7 +346,7 @@ int ns_reserve(struct session *session, int64_t workspace, int64_t scratch, int6
     s->sequences = (struct sequence *)at, at += sizeof(struct sequence) * (size_t)(t + n);
     s->selected = (struct selected *)at, at += sizeof(struct selected) * (size_t)(t + n);
     s->attend_items = (struct attend_item *)at, at += sizeof(struct attend_item) * (size_t)(t + n);
-    int32_t **lists_of_ints[] = {&s->ids, &s->positions, &s->sequence_of, &s->scored, &s->scored_at};
+    int32_t **lists_of_ints[] = {&s->ids, &s->positions, &s->sequence_of, &s->scored, &s->scored_at, &s->carried};
     for (size_t i = 0; i < sizeof lists_of_ints / sizeof *lists_of_ints; i++)
         *lists_of_ints[i] = (int32_t *)at, at += sizeof(int32_t) * (size_t)(t + n);
     return 0;
@@ -320,6 +359,11 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size);
+int prepare_draft(struct step *s, const struct program *program, struct batch *batch, struct draft *draft, char *error,
+                  size_t size);
+void advance_draft(struct step *s);
+
 static void run_program(void *context, int thread)
 {
     struct session *session = context;
@@ -329,7 +373,7 @@ static void run_program(void *context, int thread)
     double *profile = thread ? NULL : session->profile, began = profile ? seconds() : 0.0;
     for (int64_t i = 0; i < s->program->num_ops; i++) {
         const struct op *op = &s->program->ops[i];
-        int64_t count = kernels->count[op->kind](s, op);
+        int64_t count = op->kind == OP_ADVANCE ? 1 : kernels->count[op->kind](s, op);
         int64_t claim = count / (16 * session->num_threads);
         struct counter *counter = &session->counters[i];
         if (claim < 1)
@@ -339,8 +383,11 @@ static void run_program(void *context, int thread)
             int64_t end = item + claim < count ? item + claim : count;
             if (item >= count)
                 break;
-            for (int64_t j = item; j < end; j++)
-                kernels->run[op->kind](s, op, j, scratch);
+            if (op->kind == OP_ADVANCE)
+                advance_draft(&session->step);
+            else
+                for (int64_t j = item; j < end; j++)
+                    kernels->run[op->kind](s, op, j, scratch);
             atomic_fetch_add_explicit(&counter->done, end - item, memory_order_release);
         }
         if (count)
@@ -353,10 +400,8 @@ static void run_program(void *context, int thread)
     }
 }
 
-int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size);
-
-/* One step. 0, or -1 with a text in `ns_error` and nothing computed. */
-int ns_run(struct session *session, const struct program *program, struct batch *batch)
+/* 0, or -1 with a text in `ns_error`. */
+static int begin(struct session *session, const struct program *program)
 {
     struct step *s = &session->step;
     pool_quiet(session->pool);
@@ -366,9 +411,32 @@ int ns_run(struct session *session, const struct program *program, struct batch 
         return failed(session, "there is no cache yet");
     if (program->num_ops > session->num_counters)
         return failed(session, "a program of %lld operations was not reserved", (long long)program->num_ops);
-    if (prepare_step(s, program, batch, session->error, sizeof session->error))
-        return -1;
+    use_cache(s, &session->caches[program->cache]);
+    return 0;
+}
+
+static void run_all(struct session *session, const struct program *program)
+{
     memset(session->counters, 0, (size_t)program->num_ops * sizeof *session->counters);
     pool_run(session->pool, run_program, session);
+}
+
+/* One step. 0, or -1 with a text in `ns_error` and nothing computed. */
+int ns_run(struct session *session, const struct program *program, struct batch *batch)
+{
+    if (begin(session, program)
+        || prepare_step(&session->step, program, batch, session->error, sizeof session->error))
+        return -1;
+    run_all(session, program);
+    return 0;
+}
+
+/* All rounds of a draft after the step of `batch`, in one go: threads are woken once. As `ns_run`. */
+int ns_draft(struct session *session, const struct program *program, struct batch *batch, struct draft *draft)
+{
+    if (begin(session, program)
+        || prepare_draft(&session->step, program, batch, draft, session->error, sizeof session->error))
+        return -1;
+    run_all(session, program);
     return 0;
 }

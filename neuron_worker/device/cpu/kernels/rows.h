@@ -91,3 +91,36 @@ static void run_gather(const struct step *s, const struct op *op, int64_t row, f
     memcpy(target_row(s, op->y, op->y_stride, row), value_row(s, op->x, op->x_stride, token),
            (size_t)op->in * sizeof(float));
 }
+
+/* The model's feature of a token, for a draft to come. */
+static void run_keep(const struct step *s, const struct op *op, int64_t token, float *scratch)
+{
+    (void)scratch;
+    memcpy(feature_at(s, s->sequences[s->sequence_of[token]].blocks, s->positions[token]),
+           value_row(s, op->x, op->x_stride, token), (size_t)op->in * sizeof(float));
+}
+
+/* The feature of the position before: the model's where it has computed one, zeros before the first token, and then
+ * what the draft itself made of the token before. */
+static void run_recall(const struct step *s, const struct op *op, int64_t token, float *scratch)
+{
+    float *y = target_row(s, op->y, op->y_stride, token);
+    const int64_t position = s->positions[token];
+    const size_t size = (size_t)op->in * sizeof(float);
+    (void)scratch;
+    if (s->round)
+        memcpy(y, value_row(s, op->x, op->x_stride, s->carried[token]), size);
+    else if (position)
+        memcpy(y, feature_at(s, s->sequences[s->sequence_of[token]].blocks, position - 1), size);
+    else
+        memset(y, 0, size);
+}
+
+/* Rows of x, `in` wide, and those of `residual`, `out` wide, side by side. */
+static void run_join(const struct step *s, const struct op *op, int64_t row, float *scratch)
+{
+    float *y = target_row(s, op->y, op->y_stride, row);
+    (void)scratch;
+    memcpy(y, value_row(s, op->x, op->x_stride, row), (size_t)op->in * sizeof(float));
+    memcpy(y + op->in, value_row(s, op->residual, op->residual_stride, row), (size_t)op->out * sizeof(float));
+}

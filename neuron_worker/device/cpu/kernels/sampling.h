@@ -200,6 +200,15 @@ static int32_t sample_of(const float *row, int64_t vocab, float temperature, int
     return draw(weights, count, uniform);
 }
 
+/* A draft's token of this round. `second`: the ids that its own stand for. */
+static void run_guess(const struct step *s, const struct op *op, int64_t index, float *scratch)
+{
+    const struct selected *of = &s->selected[index];
+    int32_t id = greedy_of(value_row(s, op->x, op->x_stride, index), op->in);
+    (void)scratch;
+    s->draft->drafts[of->row * s->draft->num_drafts + s->round] = op->second ? ((const int32_t *)op->second)[id] : id;
+}
+
 static int64_t count_sample(const struct step *s, const struct op *op)
 {
     (void)op;

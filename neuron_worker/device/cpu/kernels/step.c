@@ -1,4 +1,5 @@
-/* From padded arrays to the real tokens of a step: lengths are data, padding costs nothing after this. */
+/* From padded arrays to the real tokens of a step, and of a draft after it: lengths are data, padding costs nothing
+ * after this. */
 #include "cpu.h"
 
 #include <stdarg.h>
@@ -41,17 +42,23 @@ static int check_run(const struct step *s, const struct checked *c, const char *
     return 0;
 }
 
+/* Of the sequence that is to come next. */
+static int add_token(struct step *s, const struct checked *c, int32_t id, int32_t position)
+{
+    int64_t at = s->num_tokens++;
+    if (id < 0 || id >= s->program->vocab)
+        return refuse(c, "token id %d, the vocabulary has 0 to %lld", id, (long long)s->program->vocab - 1);
+    s->ids[at] = id;
+    s->positions[at] = position;
+    s->sequence_of[at] = (int32_t)s->num_sequences;
+    return 0;
+}
+
 static int add_run(struct step *s, const struct checked *c, struct sequence run, const int32_t *tokens)
 {
-    for (int32_t i = 0; i < run.length; i++) {
-        int64_t at = s->num_tokens++;
-        if (tokens[i] < 0 || tokens[i] >= s->program->vocab)
-            return refuse(c, "token id %d, the vocabulary has 0 to %lld", tokens[i],
-                          (long long)s->program->vocab - 1);
-        s->ids[at] = tokens[i];
-        s->positions[at] = run.position + i;
-        s->sequence_of[at] = (int32_t)s->num_sequences;
-    }
+    for (int32_t i = 0; i < run.length; i++)
+        if (add_token(s, c, tokens[i], run.position + i))
+            return -1;
     s->sequences[s->num_sequences++] = run;
     return 0;
 }
@@ -134,12 +141,18 @@ static void plan_attention(struct step *s)
         }
 }
 
-int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size)
+static void begin_step(struct step *s, const struct program *program, struct batch *batch)
 {
-    struct checked checked = {error, size};
     s->program = program;
     s->batch = batch;
     s->num_tokens = s->num_sequences = s->num_selected = s->num_logit_rows = s->num_scored = s->num_attend_items = 0;
+    s->round = 0;
+}
+
+int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size)
+{
+    struct checked checked = {error, size};
+    begin_step(s, program, batch);
     if ((program->decode_rows && add_decode_rows(s, &checked)) || (program->prompts && add_prompts(s, &checked)))
         return -1;
     select_rows(s);
@@ -156,4 +169,99 @@ int prepare_step(struct step *s, const struct program *program, struct batch *ba
         memset(batch->top_logprobs, 0, tokens * (size_t)batch->top_alternatives * sizeof(float));
     }
     return 0;
+}
+
+static void fill_drafts(struct draft *d, int64_t row, int64_t first, int32_t id)
+{
+    for (int64_t i = first; i < d->num_drafts; i++)
+        d->drafts[row * d->num_drafts + i] = id;
+}
+
+/* Positions that a row has a table for. Where its table has no block yet, the scratch block takes what is written. */
+static int has_place(const struct step *s, int64_t position)
+{
+    return position < s->program->context && position / s->block_size < s->program->blocks_per_row;
+}
+
+/* Row `row` of the output: its standing tokens, and the newest one behind them. */
+static int add_draft_row(struct step *s, const struct checked *c, int64_t row, struct sequence run,
+                         const int32_t *tokens, int64_t room)
+{
+    struct draft *d = s->draft;
+    int32_t newest = d->newest[row];
+    if (check_run(s, c, "standing tokens of row", row, &run, room))
+        return -1;
+    fill_drafts(d, row, 0, newest);
+    if (newest < 0 || !has_place(s, run.position + run.length))
+        return add_run(s, c, run, tokens);
+    if (!run.length)
+        return refuse(c, "row %lld: newest token %d, but no token of the row stands", (long long)row, newest);
+    for (int64_t i = 0; i <= d->num_drafts; i++) {
+        int64_t position = run.position + run.length + i;
+        int32_t block = has_place(s, position) ? run.blocks[position / s->block_size] : 0;
+        if (block < 0 || block >= s->num_blocks)
+            return refuse(c, "row %lld: block %d, the cache has blocks 0 to %lld", (long long)row, block,
+                          (long long)s->num_blocks - 1);
+    }
+    for (int32_t i = 0; i < run.length; i++)
+        if (add_token(s, c, tokens[i], run.position + i))
+            return -1;
+    if (add_token(s, c, newest, run.position + run.length))
+        return -1;
+    run.length++;
+    s->selected[s->num_selected++] = (struct selected){run.first + run.length - 1, (int32_t)row, 0};
+    s->sequences[s->num_sequences++] = run;
+    return 0;
+}
+
+int prepare_draft(struct step *s, const struct program *program, struct batch *batch, struct draft *draft, char *error,
+                  size_t size)
+{
+    const struct program *p = program;
+    struct checked checked = {error, size};
+    begin_step(s, program, batch);
+    s->draft = draft;
+    for (int64_t row = 0; row < p->decode_rows; row++) {
+        struct sequence run = {batch->decode_blocks + row * p->blocks_per_row, (int32_t)s->num_tokens,
+                               draft->lengths[row], batch->decode_positions[row]};
+        if (add_draft_row(s, &checked, row, run, batch->decode_tokens + row * p->decode_width,
+                          batch->decode_lengths[row]))
+            return -1;
+    }
+    for (int64_t i = 0; i < p->prompts; i++) {
+        struct sequence run = {batch->prefill_blocks + i * p->blocks_per_row, (int32_t)s->num_tokens,
+                               batch->prefill_lengths[i], batch->prefill_positions[i]};
+        if (add_draft_row(s, &checked, p->decode_rows + i, run, batch->prefill_tokens + batch->prefill_starts[i],
+                          p->prefill_tokens))
+            return -1;
+    }
+    plan_attention(s);
+    return 0;
+}
+
+/* The next round: every row that drafts goes on with the token of the round before, where it has a place for it.
+ * Nothing grows here, so a thread that is late and counts the items of an operation long done finds none left. */
+void advance_draft(struct step *s)
+{
+    struct draft *d = s->draft;
+    int64_t count = 0;
+    for (int64_t i = 0; i < s->num_selected; i++) {
+        struct selected of = s->selected[i];
+        int32_t id = d->drafts[of.row * d->num_drafts + s->round], position = s->positions[of.token] + 1;
+        const int32_t *blocks = s->sequences[s->sequence_of[of.token]].blocks;
+        if (!has_place(s, position)) {
+            fill_drafts(d, of.row, s->round + 1, id);
+            continue;
+        }
+        s->ids[count] = id;
+        s->positions[count] = position;
+        s->sequence_of[count] = (int32_t)count;
+        s->carried[count] = (int32_t)i;
+        s->sequences[count] = (struct sequence){blocks, (int32_t)count, 1, position};
+        s->selected[count] = (struct selected){(int32_t)count, of.row, 0};
+        s->attend_items[count] = (struct attend_item){(int32_t)count, 0, 1};
+        count++;
+    }
+    s->num_tokens = s->num_sequences = s->num_selected = s->num_attend_items = count;
+    s->round++;
 }
