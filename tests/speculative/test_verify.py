@@ -15,6 +15,8 @@ from neuronserve.neuron_worker.drawing import Draws, limited, pick
 from neuronserve.neuron_worker.state import Ending, Want
 from neuronserve.speculative.verify import accept, accept_in_rounds, real_drafts
 
+from ..tools.chi_square import bound, chi_square
+
 Float64 = NDArray[np.float64]
 
 
@@ -98,21 +100,6 @@ def draw_on_device(token: int, limits: tuple[float, int, float], uniform: float)
 def draw_on_host(token: int, limits: tuple[float, int, float], uniform: float) -> int:
     temperature, top_k, top_p = limits
     return pick(limited(LOGITS[token] / np.float32(temperature), top_k or 6, top_p), uniform)
-
-
-def chi_square(counts: Counter[int], expected: Float64) -> tuple[float, int]:
-    """(statistic, degrees of freedom); what cannot be drawn must not have been."""
-    total = sum(counts.values())
-    assert all(expected[token] > 0 for token in counts)
-    possible = np.flatnonzero(expected)
-    statistic = sum((counts[int(t)] - total * expected[t]) ** 2 / (total * expected[t]) for t in possible)
-    return float(statistic), len(possible) - 1
-
-
-def bound(freedom: int) -> float:
-    """Above it once in ten thousand (Wilson and Hilferty's cube)."""
-    part = 2 / (9 * max(freedom, 1))
-    return float(max(freedom, 1) * (1 - part + 3.72 * part**0.5) ** 3)
 
 
 @pytest.mark.parametrize("rank", DRAFTS.values(), ids=DRAFTS)
