@@ -487,10 +487,11 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
 def _speculation(given: _Given, length: int) -> Speculation | None:
     asked, request, capabilities = given.request.speculation, given.request, given.capabilities
     if asked is not None and capabilities.fused_speculation:
-        raise ConfigError(
-            f"speculative_config: the {capabilities.name} device verifies drafts of a model inside it and no others; "
-            "leave it out"
-        )
+        if asked.model is None:
+            why = "verifies drafts of a model inside it and no others"
+        else:
+            why = "drafts and verifies inside one call, whose several tokens the server does not take yet"
+        raise ConfigError(f"speculative_config: the {capabilities.name} device {why}; leave it out")
     if asked is not None and request.draft_dir is not None:
         pair = draft_rules.Pair(asked, request.draft_dir, request.model_dir, given.spec, length)
         given.notes.extend(draft_rules.check(pair, capabilities))
