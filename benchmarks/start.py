@@ -86,7 +86,7 @@ def main() -> None:
     for name, values in found.items():
         spread = f"{min(values):.1f}-{max(values):.1f}"
         print(f"{name}: ready in {median[name]:.1f} s ({spread}), {median[name] - median['arithmetic']:+.1f} s")
-    for name, bar in (("cpu warm", 6.0), ("cpu cold", 20.0)):
+    for name, bar in (("cpu warm", 5.0), ("cpu cold", 15.0)):
         later = median[name] - median["arithmetic"]
         print(f"{'ok  ' if later <= bar else 'MISS'} {name}: {later:.1f} s later than arithmetic (bar {bar})")
 

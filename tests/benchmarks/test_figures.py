@@ -1,0 +1,151 @@
+"""What the benchmarks make of measured numbers: verdicts, percentiles, shares and fits."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import plot
+import pytest
+from bench import Column, cell, table
+from bench_peers import Bar, bars, floor_row, spread, texts
+from floor import Floor
+from host_share import ENGINE, device_threads, spent
+from peers import reason
+from replay import Answer, figures, read_trace, requests_of, stretch_for
+from scaling import fit
+from serving import Thread, samples, total
+from step_profile import Stopwatch, by_kind, label
+
+VALUES = {
+    "ours int8": {"decode 4": [100.0, 130.0, 120.0]},
+    "slow": {"decode 4": [60.0]},
+    "fast": {"decode 4": [100.0, 90.0, 110.0]},
+}
+
+
+def test_a_bar_is_held_against_the_best_peer_by_medians() -> None:
+    told = Bar("1", "ours int8", "decode 4", ("slow", "fast", "absent"), 1.1).judge(VALUES)
+    assert told == "ok   bar 1: ours int8, decode 4 / fast: 1.20 (bar 1.1)"
+    assert Bar("1", "ours int8", "decode 4", ("fast",), 1.3).judge(VALUES).startswith("MISS bar 1")
+
+
+def test_a_bar_without_a_peer_is_neither_met_nor_missed() -> None:
+    assert Bar("2", "ours int8", "decode 4", ("absent",), 1.1).judge(VALUES).startswith("none bar 2")
+
+
+def test_every_column_with_a_bar_names_its_number() -> None:
+    assert {bar.number for bar in bars()} == {"1", "2", "9", "10"}
+
+
+def test_a_table_leaves_a_cell_empty_where_an_engine_was_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    table({"a": {"x": [1.0, 3.0, 2.0]}}, [Column("x", {}), Column("y", {})])
+    assert capsys.readouterr().out.endswith("| a | 2 (1-3) |  |\n")
+    assert cell(None) == ""
+
+
+def test_the_floor_is_the_slower_of_bytes_and_operations() -> None:
+    machine = Floor(bytes_per_second=10.0, float_ops=100.0, int8_ops=400.0)
+    # 50 weights: 200 bytes take 20 s; 100 operations a row 1 s, so 40 rows take 40 s.
+    asked = [Column("decode 1", {"streams": 1}), Column("prefill 40", {"tokens": 40}), Column("text", {})]
+    assert floor_row("floor", asked, machine, weights=50, bytes_each=4) == "| floor | 0 | 1 |  |"
+    assert machine.seconds(50, 4000, is_int8=True) == 10.0
+
+
+def test_prompts_are_taken_evenly() -> None:
+    assert spread([[i] for i in range(9)], 3) == [[0], [4], [8]]
+    assert spread([[1]], 3) == [[1]]
+
+
+def test_texts_of_each_kind_of_file(tmp_path: Path) -> None:
+    lines = ['{"text": "a\\u2028b"}', '{"prompt": "c"}', '{"turns": ["d", "e"]}', ""]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert texts(tmp_path / "x.jsonl") == ["a\u2028b", "c", "d"]
+
+
+def test_the_reason_of_a_failure_is_its_last_error() -> None:
+    assert reason("building\n  error: no cmake\nbye\n") == "error: no cmake"
+    assert reason("one\ntwo\n") == "two"
+    assert reason("") == "it failed and said nothing"
+
+
+def test_a_trace_keeps_its_order_and_no_length_becomes_zero(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0.0,160,40\n0.5,15,3\n2.0,33,9\n")
+    assert read_trace(path, 2) == [(0.0, 10, 10), (0.5, 1, 1)]
+    prompts = [request.prompt for request in requests_of(read_trace(path, 3), [7, 8, 9])]
+    assert prompts == [[7, 8, 9, 7, 8, 9, 7, 8, 9, 7], [8], [9, 7]]
+
+
+def test_an_open_loop_is_stretched_to_its_rate() -> None:
+    requests = requests_of([(10.0, 1, 1), (11.0, 1, 1), (14.0, 1, 1)], [1])
+    # Two gaps in four seconds are 0.5 a second; a quarter of a second each would be four.
+    assert stretch_for(requests, 0.5) == 1.0
+    assert stretch_for(requests, 4.0) == 0.125
+
+
+def test_figures_of_a_round() -> None:
+    answers = [Answer(0.1, [0.01] * 98 + [0.5], 100), Answer(0.3, [0.01], 2), Answer(0.2, [], 1)]
+    found = figures(answers, seconds=10.0)
+    assert found["output tokens/s"] == 10.3
+    assert found["requests/s"] == 0.3
+    assert found["p50 first token ms"] == pytest.approx(200.0)
+    assert found["p99 between tokens ms"] == pytest.approx(10 + 490 * 0.01)  # the 99th of 100 gaps, and a hundredth
+
+
+def test_samples_of_a_scrape_are_summed_by_label() -> None:
+    text = '# TYPE a counter\na_total{engine="0",where="device"} 1.5\na_total{engine="1",where="device"} 2\n'
+    found = samples(text + 'a_total{engine="0",where="host"} 7\na 3e2\n')
+    assert total(found, "a_total", where="device") == 3.5
+    assert total(found, "a_total") == 10.5
+    assert total(found, "a") == 300.0
+
+
+def test_cpu_time_outside_the_device_is_all_but_its_threads_and_its_calls() -> None:
+    main, pool, helper = Thread(1, 1, ENGINE), Thread(1, 2, ENGINE), Thread(1, 3, ENGINE)
+    api = Thread(9, 9, "vllm")
+    before = {main: 10.0, pool: 5.0, helper: 1.0}
+    after = {main: 20.0, pool: 13.0, helper: 1.5, api: 1.5}
+    device = device_threads(before, after, device_calls=8.0)
+    assert device == {2}
+    found = spent(before, after, device, device_calls=8.0)
+    # 10 of the main thread, 8 of the pool, 0.5 and 1.5 of others; outside: 2 + 0.5 + 1.5.
+    assert (found.all, found.outside, found.share) == (20.0, 4.0, 0.2)
+
+
+def test_a_fit_finds_what_made_the_numbers() -> None:
+    chance = np.random.default_rng(0)
+    num_bytes, operations = chance.uniform(1e8, 6e9, 40), chance.uniform(1e8, 2e11, 40)
+    seconds = np.maximum(num_bytes / 2e10, operations / 2e11) + 0.001
+    found = fit(num_bytes, operations, seconds)
+    assert found.worst < 1.05
+    assert found.bandwidth == pytest.approx(2e10, rel=0.1)
+    assert found.peak == pytest.approx(2e11, rel=0.1)
+
+
+def test_a_fit_cannot_hide_a_point_that_does_not_belong() -> None:
+    num_bytes = operations = np.full(10, 1e9)
+    seconds = np.array([0.1] * 9 + [0.9])
+    assert fit(num_bytes, operations, seconds).worst == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_plot_is_well_formed_and_has_every_dot() -> None:
+    series = plot.Series("1 < 2 streams", [(128, 1.0), (256, 2.0)], [(128, 1.1), (256, 1.9)])
+    root = ElementTree.fromstring(plot.svg([plot.Panel("a & b", [series])] * 2))
+    assert len(root.findall(".//{*}circle")) == 4
+    assert len(root.findall(".//{*}polyline")) == 2
+
+
+def test_time_inside_a_watched_call_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 4.0, 6.0])
+    monkeypatch.setattr("step_profile.time.perf_counter", lambda: next(now))
+    watch = Stopwatch()
+    with watch.time("outer"), watch.time("inner"):
+        pass
+    assert watch.seconds == {"inner": 3.0, "outer": 3.0}
+
+
+def test_operations_are_summed_by_kind_and_size() -> None:
+    labels = [label("norm", 576, 0), label("linear", 576, 960), label("linear", 576, 960)]
+    assert by_kind(np.array([1.0, 2.0, 3.0]), labels) == {"device: norm": 1.0, "device: linear 576 to 960": 5.0}
