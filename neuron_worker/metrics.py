@@ -78,6 +78,7 @@ class Counters:
     num_shapes: int = 0
     warmup_seconds: float = 0.0
     device_restarts: int = 0
+    drafted_tokens: int = 0  # that were verified
     draft_calls: int = 0  # of a draft on the device
     draft_seconds: float = 0.0  # of the device's, in these
 

@@ -261,6 +261,7 @@ class Runner:
         for scheduled in rows:
             if scheduled.row.is_decode:
                 counters.decode_tokens += 1
+                counters.drafted_tokens += len(scheduled.drafts)
             else:
                 counters.prompt_tokens += len(scheduled.row.tokens)
         counters.step_seconds += time.perf_counter() - began
