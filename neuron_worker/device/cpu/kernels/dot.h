@@ -98,6 +98,30 @@ INLINE int64_t dot_blocks(int64_t in) { return round_up(in, DOT_BLOCK) / DOT_BLO
 INLINE int64_t scales_at(int64_t in) { return ROOM_WORDS * dot_groups(in); }
 INLINE int64_t starts_at(int64_t in) { return scales_at(in) + dot_blocks(in); }
 
+INLINE int32_t largest_lane(vi x)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t largest = x[0];
+    for (int i = 1; i < VW; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    return largest;
+#endif
+}
+
+INLINE int32_t lane_sum(vi x)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < VW; i++)
+        sum += x[i];
+    return sum;
+#endif
+}
+
 /* As bits, magnitudes are in order, and whatever is no number is larger than all of them. */
 INLINE float largest_magnitude(const float *x)
 {
@@ -106,12 +130,35 @@ INLINE float largest_magnitude(const float *x)
         vi magnitude = (vi)load(x + i) & 0x7fffffff, is_larger = magnitude > most;
         most = (is_larger & magnitude) | (~is_larger & most);
     }
-    int32_t largest = 0;
-    for (int i = 0; i < VW; i++)
-        largest = most[i] > largest ? most[i] : largest;
+    const int32_t largest = largest_lane(most);
     float value;
     memcpy(&value, &largest, 4);
     return value;
+}
+
+union packed {
+    int8_t bytes[DOT_BLOCK];
+    int16_t pairs[DOT_BLOCK];
+};
+
+/* Whole numbers as `dot_group` reads them. */
+INLINE void pack_block(union packed *to, const int32_t *rounded)
+{
+    if (DOT_WORDS == 1)
+#if defined(__AVX512F__)
+        for (int i = 0; i < DOT_BLOCK; i += VW)
+            _mm_storeu_si128((__m128i *)(to->bytes + i), _mm512_cvtepi32_epi8(_mm512_load_si512(rounded + i)));
+#else
+        for (int i = 0; i < DOT_BLOCK; i++)
+            to->bytes[i] = (int8_t)rounded[i];
+#endif
+    else
+        for (int i = 0; i < DOT_BLOCK; i += GROUP) {
+            to->pairs[i] = (int16_t)rounded[i];
+            to->pairs[i + 1] = (int16_t)rounded[i + 2];
+            to->pairs[i + 2] = (int16_t)rounded[i + 1];
+            to->pairs[i + 3] = (int16_t)rounded[i + 3];
+        }
 }
 
 /* DOT_BLOCK values to `groups` groups, whose sum is returned. Adding `magic` rounds to an integer, ties to even. */
@@ -119,30 +166,19 @@ INLINE int32_t round_block(word *to, const float *x, float inverse, int64_t grou
 {
     const vf magic = splat(12582912.0f); /* 1.5 * 2^23 */
     vi sums = splat_int(0);
-    int32_t sum = 0, rounded[DOT_BLOCK] __attribute__((aligned(64)));
-    union {
-        int8_t bytes[DOT_BLOCK];
-        int16_t pairs[DOT_BLOCK];
-    } packed;
+    int32_t rounded[DOT_BLOCK] __attribute__((aligned(64)));
+    union packed packed;
     for (int64_t i = 0; i < DOT_BLOCK; i += VW) {
         vi q = (vi)(load(x + i) * splat(inverse) + magic) - (vi)magic;
         sums += q;
         *(vi *)(rounded + i) = q;
     }
-    for (int i = 0; i < VW; i++)
-        sum += sums[i];
-    if (DOT_WORDS == 1)
-        for (int i = 0; i < DOT_BLOCK; i++)
-            packed.bytes[i] = (int8_t)rounded[i];
+    pack_block(&packed, rounded);
+    if (groups == BLOCK_GROUPS)
+        memcpy(to, &packed, BLOCK_GROUPS * DOT_WORDS * sizeof *to);
     else
-        for (int i = 0; i < DOT_BLOCK; i += GROUP) {
-            packed.pairs[i] = (int16_t)rounded[i];
-            packed.pairs[i + 1] = (int16_t)rounded[i + 2];
-            packed.pairs[i + 2] = (int16_t)rounded[i + 1];
-            packed.pairs[i + 3] = (int16_t)rounded[i + 3];
-        }
-    memcpy(to, &packed, (size_t)(groups * DOT_WORDS) * sizeof *to);
-    return sum;
+        memcpy(to, &packed, (size_t)(groups * DOT_WORDS) * sizeof *to);
+    return lane_sum(sums);
 }
 
 static void round_row(word *to, const float *x, int64_t in)
@@ -152,9 +188,11 @@ static void round_row(word *to, const float *x, int64_t in)
     for (int64_t block = 0; block < dot_blocks(in); block++) {
         const int64_t first = block * DOT_BLOCK, values = smaller(in - first, DOT_BLOCK);
         const float *from = x + first;
-        float whole[DOT_BLOCK] = {0};
-        if (values < DOT_BLOCK)
+        float whole[DOT_BLOCK];
+        if (values < DOT_BLOCK) {
+            memset(whole, 0, sizeof whole);
             from = memcpy(whole, from, (size_t)values * sizeof *x);
+        }
         const float largest = largest_magnitude(from);
         const int is_zero = largest < 0x1p-100f; /* its inverse might be none */
         scales[block] = is_zero ? 1.0f : largest / 127.0f;

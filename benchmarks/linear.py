@@ -1,0 +1,162 @@
+"""All linear layers of a model and its head, without the rest: `python benchmarks/linear.py [--model DIR]`.
+
+One thread, random weights of the model's sizes, steps of 1 to 512 rows. The columns take turns, and what counts is the
+least processor time of a step in all rounds: others on the machine can only add to it. Rounding activations to int8 is
+counted. Columns of another instruction set than the best are asked for by `--sets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from bench import demo_model
+from numpy.typing import NDArray
+
+from neuronserve.bucketing.pack import StepPacker
+from neuronserve.bucketing.row import Row, int32
+from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape, Want
+from neuronserve.neuron_worker.device.cpu.library import Session
+from neuronserve.neuron_worker.device.cpu.native_ops import NativeOps
+from neuronserve.neuron_worker.device.cpu.packer import NativePacker, Table
+from neuronserve.neuron_worker.device.cpu.program import BoundProgram, Results
+from neuronserve.neuron_worker.device.graph.ops import LinearWeight
+from neuronserve.neuron_worker.device.graph.spec import ModelSpec, read_spec
+
+ROWS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 512)
+BLOCK = 16
+GATED = 2
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A `Matrix` of random numbers."""
+
+    shape: tuple[int, int]
+    source: NDArray[np.float32]
+    name: str = "random"
+    dtype = "float32"
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        rows = len(range(*slice(start, stop).indices(self.shape[0])))
+        return self.source[: rows * self.shape[1]].reshape(rows, self.shape[1])
+
+    def mapped(self) -> None:
+        return None
+
+
+def layer_sizes(spec: ModelSpec) -> list[tuple[int, int, int]]:
+    """(outputs, inputs, parts) in the order of a layer; two parts: a gate."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    return [(spec.qkv_size, hidden, 1), (hidden, spec.query_size, 1), (inner, hidden, GATED), (hidden, inner, 1)]
+
+
+class Kernels:
+    """The layers on the device's kernels; each reads what the one before wrote, as far as sizes allow."""
+
+    def __init__(self, spec: ModelSpec, isa: str, quantize: bool, activations: str) -> None:
+        self._spec, self._quantize = spec, quantize
+        self._source = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)
+        self.session = Session(1, isa)
+        self._packer = NativePacker(self.session, "float32", activations)
+        self._table = Table(self._source[: 1024 * spec.hidden_size].reshape(1024, -1), "float32", spec.hidden_size)
+        self._results = Results()
+        self._weights: list[LinearWeight] = []  # kept alive: the recording has addresses alone
+        self._recorder = NativeOps()
+        self._record(self._recorder)
+        self.session.cache(1, 2, BLOCK, 1, 8)
+
+    def _record(self, ops: NativeOps) -> None:
+        x = ops.embed(self._table)
+        for _ in range(self._spec.num_layers):
+            qkv, output, up, down = (self._weight(*size) for size in layer_sizes(self._spec))
+            ops.linear(x, qkv)
+            attended = ops.linear(x, output) if output.in_features == x.width else x
+            x = ops.linear(ops.linear(attended, up, activation="silu_gate"), down, residual=attended)
+        ops.recording.logits = ops.linear(x, self._weight(self._spec.vocab_size, self._spec.hidden_size, 1))
+        ops.recording.slice_start = len(ops.recording.ops)
+
+    def _weight(self, outputs: int, inputs: int, parts: int) -> LinearWeight:
+        matrix = Numbers((outputs, inputs), self._source)
+        weight = self._packer.linear([matrix] * parts, quantize=self._quantize, gate=parts == GATED)
+        self._weights.append(weight)
+        return weight
+
+    def prepare(self, rows: int) -> Callable[[], None]:
+        """A step of `rows`."""
+        shape = StepShape(0, 1, rows, max(rows, BLOCK))
+        bound = self._recorder.recording.bind(shape, 1)
+        options = DeviceOptions(1, shape.context, BLOCK, 1)
+        program = BoundProgram(shape, bound, options, 1024, self.session)
+        self._results.reserve(program.num_rows, shape, 0)
+        packer = StepPacker(BLOCK, 1)
+        packer.prepare(shape)
+        blocks = int32([1] * (shape.context // BLOCK))
+        batch = packer.pack([Row(int32(list(range(rows))), 0, blocks, is_decode=False, want=Want.NOTHING)], shape)
+        return lambda: program.run(batch, self._results)
+
+
+class Torch:
+    """`F.linear` in float32."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        torch.set_num_threads(1)
+        sizes = [(outputs * parts, inputs) for outputs, inputs, parts in layer_sizes(spec)] * spec.num_layers
+        self._weights = [torch.randn(*size) for size in [*sizes, (spec.vocab_size, spec.hidden_size)]]
+
+    def prepare(self, rows: int) -> Callable[[], None]:
+        inputs = {width: torch.randn(rows, width) for width in {weight.shape[1] for weight in self._weights}}
+
+        def step() -> None:
+            for weight in self._weights:
+                torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+
+        return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    began = time.thread_time()
+    step()
+    return time.thread_time() - began
+
+
+def columns(spec: ModelSpec, sets: Sequence[str]) -> dict[str, Kernels | Torch]:
+    made: dict[str, Kernels | Torch] = {}
+    for isa in sets or [""]:
+        suffix = f", {isa}" if isa else ""
+        made[f"float32{suffix}"] = Kernels(spec, isa, False, "float32")
+        made[f"int8 weights{suffix}"] = Kernels(spec, isa, True, "float32")
+        made[f"int8{suffix}"] = Kernels(spec, isa, True, "int8")
+    made["torch `F.linear`"] = Torch(spec)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="directory with config.json; by default the demo model")
+    parser.add_argument("--sets", nargs="*", default=[], help="instruction sets; by default the best alone")
+    parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
+    parser.add_argument("--seconds", type=float, default=4.0, help="about how long each cell is measured")
+    arguments = parser.parse_args()
+    spec = read_spec(arguments.model or demo_model())
+    entries = columns(spec, arguments.sets)
+    operations = 2.0 * (sum(o * i * p for o, i, p in layer_sizes(spec)) * spec.num_layers + spec.num_head_parameters)
+    print(f"{operations / 2e6:.1f} M weights, one thread; milliseconds (G operations a second)\n")
+    print("| rows | " + " | ".join(entries) + " |")
+    print("| --- " * (len(entries) + 1) + "|")
+    for rows in arguments.rows:
+        steps = [entry.prepare(rows) for entry in entries.values()]
+        least = [seconds(step) for step in steps]
+        ends = time.perf_counter() + arguments.seconds * len(steps)
+        while time.perf_counter() < ends:
+            least = [min(best, seconds(step)) for best, step in zip(least, steps, strict=True)]
+        cells = [f"{1e3 * best:.1f} ({rows * operations / best / 1e9:.0f})" for best in least]
+        print(f"| {rows} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
