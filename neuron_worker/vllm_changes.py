@@ -159,7 +159,7 @@ def change_draft_config() -> None:
 
     def __post_init__(self: Any) -> None:  # noqa: N807
         if self.method not in BY_A_DRAFT or self.model is None:
-            original(self)
+            original(self)  # type: ignore[no-untyped-call]
             return
         self.prompt_lookup_max = self.prompt_lookup_min = 0
         self.draft_model_config = copy.copy(self.target_model_config)  # read for its name, and for its heads

@@ -219,7 +219,8 @@ class PackedFile:
         self.path = path
         self.data = checksum.mapped(path)
         self.memory = Memory(session.library, max(1, len(self.data)))
-        self._pages = np.frombuffer((ctypes.c_char * len(self.data)).from_address(self.memory.address), np.uint8)
+        pages = (ctypes.c_uint8 * len(self.data)).from_address(self.memory.address)
+        self._pages: NDArray[np.uint8] = np.ctypeslib.as_array(pages)
 
     def read(self, check: Callable[[NDArray[np.uint8], checksum.Taken], None]) -> None:
         """`check` sums each piece while it is in a core's cache. What was read is what is checked."""
@@ -238,8 +239,9 @@ class PackedFile:
 
     def _fill(self, file: int, start: int, end: int) -> NDArray[np.uint8]:
         piece = self._pages[start:end]
+        buffer: Any = piece
         while start < end:
-            count = os.preadv(file, [memoryview(piece)[start - end :]], start)
+            count = os.preadv(file, [memoryview(buffer)[start - end :]], start)
             if not count:
                 raise LoadError(f"{self.path} ends at byte {start}; {_REMEDY}")
             start += count

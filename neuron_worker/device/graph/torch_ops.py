@@ -274,7 +274,8 @@ def _int8_product(x: Tensor, weight: Tensor) -> Tensor:
     """By the rule of `quantize.py`. A block's sum is a whole number below 2^24: float32 adds it up exactly."""
     rounded, scales = quantize_activations(x.numpy())
     sums = torch.zeros(len(x), len(weight))
-    for block, scale in enumerate(torch.from_numpy(scales).split(1, dim=1)):
+    for block in range(scales.shape[1]):
+        scale = torch.from_numpy(scales[:, block : block + 1])
         part = slice(block * ACTIVATION_BLOCK, (block + 1) * ACTIVATION_BLOCK)
         sums = sums + F.linear(torch.from_numpy(rounded[:, part]).float(), weight[:, part].float()) * scale
     return sums
