@@ -9,7 +9,7 @@ import pytest
 from neuronserve.neuron_worker.device.base import Want
 from neuronserve.neuron_worker.device.errors import LoadError
 
-from .conformance import drafts_after, keep, verify
+from .draft_conformance import drafts_after, keep, verify
 from .driver import Stream, decode, prefill
 from .models import Reference, make, random_tokens
 

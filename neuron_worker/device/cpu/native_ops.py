@@ -220,7 +220,7 @@ class Recording:
             "selected": shape.decode_rows * shape.decode_width + (num_prompts if shape.prefill_tokens else 0),
             "slice": SLICE_ROWS,
         }
-        offsets, workspace_bytes = self._place_values(ops, num_rows, stays=self.logits)
+        offsets, workspace_bytes = self._place_values(ops, num_rows)
         array = np.array([_fields(op, offsets) for op in ops], dtype=OP)
         if num_slices:
             slices = [array[: self.slice_start]]
@@ -239,7 +239,7 @@ class Recording:
             "tokens": draft_tokens(shape, num_prompts),
             "selected": shape.decode_rows + (num_prompts if shape.prefill_tokens else 0),
         }
-        offsets, workspace_bytes = self._place_values(self.ops, num_rows, stays=self.carried)
+        offsets, workspace_bytes = self._place_values(self.ops, num_rows)
         rounds = [*self.ops, *[_ADVANCE, *self.ops] * (num_drafts - 1)]
         array = np.array([_fields(op, offsets) for op in rounds], dtype=OP)
         return self._bound(array, workspace_bytes, shape.context)
@@ -248,10 +248,9 @@ class Recording:
         queries = self._queries_per_item(context)
         return Bound(ops, workspace_bytes, 4 * self._scratch_floats(queries, context), queries)
 
-    def _place_values(
-        self, ops: Sequence[Recorded], num_rows: dict[str, int], stays: Value | None
-    ) -> tuple[NDArray[np.int64], int]:
-        """A place for each value from the operation that makes it to the last that reads it; one may stay."""
+    def _place_values(self, ops: Sequence[Recorded], num_rows: dict[str, int]) -> tuple[NDArray[np.int64], int]:
+        """A place for each value from the operation that makes it to the last that reads it; the logits stay, and
+        what is carried from round to round has its place all the time."""
         born: dict[int, int] = {}
         last: dict[int, int] = {}
         for at, op in enumerate(ops):
@@ -259,8 +258,11 @@ class Recording:
                 if value is not None:
                     born.setdefault(value.index, at)
                     last[value.index] = at
-        if stays is not None:
-            last[stays.index] = len(ops)
+        for stays in (self.logits, self.carried):
+            if stays is not None:
+                last[stays.index] = len(ops)
+        if self.carried is not None:
+            born[self.carried.index] = -1
         offsets = np.full(len(self.values), NO_VALUE, dtype=np.int64)
         living: list[tuple[int, int, int]] = []  # start, end, last
         end_of_all = 0

@@ -63,7 +63,7 @@ class Reader(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layers whose input it reads too."""
+        """Layers whose input it reads too; their number is the input of one more."""
 
     def keep(self, ops: Ops[V], model: Model, hidden: V, tapped: Sequence[V]) -> None:
         """`hidden` [T, hidden] is before the final norm, `tapped` before the layers of `taps`."""
@@ -86,6 +86,7 @@ def hidden_states(ops: Ops[V], model: Model, taps: Sequence[int] = ()) -> tuple[
             tapped[index] = x
         read = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
         x = run_layer(ops, read, x, index, layer, model)
+    tapped[len(model.layers)] = x
     return x, [tapped[index] for index in taps]
 
 
@@ -148,31 +149,38 @@ class Builder:
 
     def model(self) -> Model:
         spec, names = self.spec, self.names
-        embedding = self.checkpoint.matrix(names.embedding + ".weight", (spec.vocab_size, spec.hidden_size))
-        head = embedding
-        if not spec.tied_head:
-            head = self.checkpoint.matrix(names.head + ".weight", (spec.vocab_size, spec.hidden_size))
         return Model(
             spec=spec,
-            embedding=self.packer.table(embedding),
+            embedding=self.packer.table(self.vocabulary(names.embedding)),
             positions=self.positions(),
             rope=self.rope(),
             layers=tuple(self.layer(index) for index in range(spec.num_layers)),
             norm=self.norm(names.norm, spec.hidden_size),
-            head=self.packer.linear([head], quantize=self.quantize_head),
+            head=self.packer.linear([self.head_rows()], quantize=self.quantize_head),
         )
 
+    def vocabulary(self, name: str) -> Matrix:
+        """[vocabulary, hidden]"""
+        return self.checkpoint.matrix(name + ".weight", (self.spec.vocab_size, self.spec.hidden_size))
+
+    def head_rows(self) -> Matrix:
+        return self.vocabulary(self.names.embedding if self.spec.tied_head else self.names.head)
+
     def layer(self, index: int) -> Layer:
+        at = self.names.layer.format(index)
+        return self.layer_at(at, index, self.norm(at + self.names.attention_norm, self.spec.hidden_size))
+
+    def layer_at(self, at: str, index: int, attention_norm: NormWeight | None, inputs: int | None = None) -> Layer:
+        """`inputs`: the width that its attention reads, where that is not the model's."""
         spec, names = self.spec, self.names
-        at = names.layer.format(index)
         qkv_rows = (spec.query_size, spec.kv_size, spec.kv_size) if len(names.qkv) == 3 else (spec.qkv_size,)
         up_rows = (spec.intermediate_size,) * len(names.up)
         head_norms = None
         if spec.head_norm:
             head_norms = self.norm(at + names.query_norm, spec.head_dim), self.norm(at + names.key_norm, spec.head_dim)
         return Layer(
-            attention_norm=self.norm(at + names.attention_norm, spec.hidden_size),
-            qkv=self.linear([at + name for name in names.qkv], qkv_rows, spec.hidden_size, spec.qkv_bias),
+            attention_norm=attention_norm,
+            qkv=self.linear([at + name for name in names.qkv], qkv_rows, inputs or spec.hidden_size, spec.qkv_bias),
             head_norms=head_norms,
             form=self.form(index),
             output=self.linear([at + names.output], (spec.hidden_size,), spec.query_size, spec.output_bias),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..base import DeviceOptions
 from ..draft_rows import check_draft_options
 from ..errors import LoadError
+from .config_json import ConfigJson
 from .decoder import Model, hidden_states, load_model
+from .eagle import Target, load_eagle, load_eagle3
 from .ops import Ops, Packer, V
 from .spec import ModelSpec
 
@@ -56,9 +58,24 @@ class DraftModel:
         ops.guess(ops.norm(ops.select(hidden), self.model.norm), self.model.head, None, None)
 
 
+def form_of(config: ConfigJson) -> Literal["model", "eagle", "eagle3"]:
+    """What a draft's config.json says it is, whatever its directory is called."""
+    names = [str(name) for name in config.get("architectures") or ()]
+    if any("Eagle3" in name for name in names):
+        return "eagle3"
+    if config.flag("is_eagle", default=False) or any(name.startswith("Eagle") for name in names):
+        return "eagle"
+    return "eagle3" if config.has("draft_vocab_size") else "model"
+
+
 def load_draft(draft_dir: str, model_dir: str, model: Model, options: DeviceOptions, packer: Packer) -> Draft:
     """The draft in `draft_dir` for the model, which is loaded; `LoadError` with both values where they do not fit."""
     check_draft_options(draft_dir, options)
+    form = form_of(ConfigJson.in_directory(draft_dir))
+    if form == "eagle":
+        return load_eagle(draft_dir, Target(model_dir, model), options, packer)
+    if form == "eagle3":
+        return load_eagle3(draft_dir, Target(model_dir, model), options, packer)
     draft = DraftModel(load_model(draft_dir, options, packer))
     if draft.spec.vocab_size != model.spec.vocab_size:
         raise LoadError(

@@ -77,23 +77,38 @@ class SafetensorsFile:
 
     def entry(self, name: str) -> TensorEntry:
         """Checked against the file, so that reading it cannot run past the end."""
+        stored, shape, begin, end = self._described(name)
+        if stored not in _TYPES:
+            raise LoadError(f"{name} in {self.path} has type {stored}; supported are {', '.join(_TYPES)}")
+        entry = TensorEntry(name, _TYPES[stored], shape, self._data_start + begin)
+        self._check(name, entry.num_bytes, begin, end)
+        return entry
+
+    def integers(self, name: str, size: int) -> NDArray[np.int64]:
+        """A vector of whole numbers."""
+        stored, shape, begin, end = self._described(name)
+        if stored != "I64" or shape != (size,):
+            raise LoadError(f"{name} in {self.path} is {stored} {list(shape)}; it must be I64 [{size}]")
+        values = np.empty(size, dtype="<i8")
+        self._check(name, values.nbytes, begin, end)
+        self._read_into(values.data.cast("B"), self._data_start + begin)
+        return values
+
+    def _described(self, name: str) -> tuple[str, tuple[int, ...], int, int]:
+        """Its type and shape, and where its data begins and ends."""
         described = self._header[name]
         try:
             shape = tuple(int(size) for size in described["shape"])
             begin, end = (int(offset) for offset in described["data_offsets"])
-            stored = str(described["dtype"])
+            return str(described["dtype"]), shape, begin, end
         except (KeyError, TypeError, ValueError) as error:
             raise self._corrupt(f"tensor {name} is described by {described!r}") from error
-        if stored not in _TYPES:
-            raise LoadError(f"{name} in {self.path} has type {stored}; supported are {', '.join(_TYPES)}")
-        entry = TensorEntry(name, _TYPES[stored], shape, self._data_start + begin)
-        if min((0, begin, *shape)) < 0 or end - begin != entry.num_bytes:
-            raise self._corrupt(f"tensor {name} of shape {list(shape)} and type {stored} has {end - begin} bytes")
-        if entry.start + entry.num_bytes > self._size():
-            raise self._corrupt(
-                f"tensor {name} ends at byte {entry.start + entry.num_bytes}, the file at {self._size()}"
-            )
-        return entry
+
+    def _check(self, name: str, num_bytes: int, begin: int, end: int) -> None:
+        if min(0, begin, num_bytes) < 0 or end - begin != num_bytes:
+            raise self._corrupt(f"tensor {name} of {num_bytes} bytes has {end - begin}")
+        if self._data_start + end > self._size():
+            raise self._corrupt(f"tensor {name} ends at byte {self._data_start + end}, the file at {self._size()}")
 
     def read(self, entry: TensorEntry, first: int, count: int) -> NDArray[np.float32]:
         """`count` elements from the `first` on, as a new float32 array."""

@@ -156,6 +156,17 @@ def read_spec(model_dir: str | Path, more: tuple[str, ...] = ()) -> ModelSpec:
     return _READERS[architecture](config, architecture)
 
 
+def read_head_spec(config: ConfigJson) -> ModelSpec:
+    """Of an EAGLE head: one layer of the Llama family."""
+    _refuse_quantized(config)
+    listed = [str(name) for name in config.get("architectures") or ()]
+    name = next((name for name in listed if name in COMPUTED and _READERS[name] is _llama_family), "LlamaForCausalLM")
+    spec = _llama_family(config, name)
+    if spec.num_layers != 1:
+        raise UnsupportedModel(f"num_hidden_layers is {spec.num_layers} in {config.path}; an EAGLE head here has one")
+    return spec
+
+
 def _architecture(config: ConfigJson, supported: tuple[str, ...]) -> str:
     listed = config.get("architectures")
     if listed is not None and not (isinstance(listed, list) and listed and isinstance(listed[0], str)):

@@ -71,6 +71,33 @@ class TransposedMatrix(StoredMatrix):
         return None
 
 
+class GatheredRows:
+    """Some rows of a matrix, in the order of `rows`."""
+
+    def __init__(self, matrix: Matrix, rows: NDArray[np.int32]) -> None:
+        self._matrix = matrix
+        self._rows = rows
+
+    @property
+    def name(self) -> str:
+        return f"{self._matrix.name} of {len(self._rows)} rows"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._rows), self._matrix.shape[1]
+
+    @property
+    def dtype(self) -> FloatType:
+        return self._matrix.dtype
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        rows = self._rows[start:stop].tolist()
+        return np.concatenate([self._matrix.read(row, row + 1) for row in rows])
+
+    def mapped(self) -> NDArray[Any] | None:
+        return None
+
+
 class Checkpoint:
     """The safetensors of a directory. A context manager: what was not packed by the end is not to be read.
 
@@ -100,11 +127,29 @@ class Checkpoint:
         file, entry = self._find(name, shape[::-1] if transposed else shape)
         return TransposedMatrix(file, entry) if transposed else StoredMatrix(file, entry)
 
+    def has(self, name: str) -> bool:
+        return name in self._file_of or name.removeprefix(self._prefix) in self._file_of
+
+    def integers(self, name: str, size: int) -> NDArray[np.int64]:
+        file, stored = self._file_with(name, (size,))
+        return file.integers(stored, size)
+
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         file, entry = self._find(name, (size,))
         return file.read(entry, 0, size)
 
     def _find(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, TensorEntry]:
+        file, stored = self._file_with(name, shape)
+        entry = file.entry(stored)
+        if entry.shape != shape:
+            raise LoadError(
+                f"tensor {stored} in {file.path} has shape {list(entry.shape)}, config.json makes it {list(shape)}; "
+                "config.json and weights do not belong together"
+            )
+        return file, entry
+
+    def _file_with(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
+        """The file, and what the tensor is called there."""
         stored = name if name in self._file_of else name.removeprefix(self._prefix)
         if stored not in self._file_of:
             raise LoadError(
@@ -116,13 +161,7 @@ class Checkpoint:
             raise LoadError(
                 f"tensor {stored} is not in {file.path}, although {self._source} says so; download it again"
             )
-        entry = file.entry(stored)
-        if entry.shape != shape:
-            raise LoadError(
-                f"tensor {stored} in {file.path} has shape {list(entry.shape)}, config.json makes it {list(shape)}; "
-                "config.json and weights do not belong together"
-            )
-        return file, entry
+        return file, stored
 
     def _open(self, file_name: str) -> SafetensorsFile:
         if file_name not in self._files:
