@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _export(words[1:])
     if words[:1] == ["cache"]:
         return _cache(words[1:])
+    if words[:1] == ["train-eagle"]:
+        return _train_eagle(words[1:])
     parser, plan_flags = _parser()
     foreign: list[str] = []
     if words[:1] == ["plan"]:
@@ -76,6 +79,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
     check.set_defaults(run=_verify)
     commands.add_parser("export", help="a directory that is served with no parameters, and loads faster")
     commands.add_parser("cache", help="compiled graphs that are kept: list, lookup, push, pull, prune")
+    commands.add_parser("train-eagle", help="an EAGLE head for a model, trained on the model's own answers")
     show = commands.add_parser("version", help="versions of this package and what it serves with")
     show.set_defaults(run=_version)
     return parser, plan._option_string_actions
@@ -191,6 +195,16 @@ def _export(words: Sequence[str]) -> int:
 
     try:
         return command.main(words)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _train_eagle(words: Sequence[str]) -> int:
+    # By its name: nothing of a server knows drafts, and only this command loads torch for itself.
+    command = import_module("neuronserve.speculative.train_eagle.command")
+    try:
+        return int(command.main(words))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

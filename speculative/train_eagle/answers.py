@@ -1,0 +1,137 @@
+"""The target's own greedy answers, kept in a file from which a broken run goes on.
+
+    prompts ─ template ─▶ token ids ─ Writer ─▶ answers.jsonl: one line for each prompt, in their order
+
+The writer is the engine of this package, on any machine, or transformers, where there is a GPU or the model is tiny.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from neuronserve.neuron_worker.errors import ConfigError
+
+from .prompts import Prompt
+
+Say = Callable[[str], None]
+
+_CHUNK = 128  # prompts that are lost at most when a run is broken off
+
+
+@dataclass(frozen=True)
+class Answer:
+    kind: str
+    prompt_ids: list[int]
+    answer_ids: list[int]  # with the token that ended it
+
+
+class Writer(Protocol):
+    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[list[int]]:
+        """The tokens that follow each prompt: greedy ones at temperature 0."""
+
+
+class EngineWriter:
+    """vLLM on our own device; int8, since the answers are text and not measurements."""
+
+    def __init__(self, target: str, max_model_len: int, max_num_seqs: int = 32) -> None:
+        from vllm import LLM
+
+        ours: dict[str, Any] = {"device": "neuron", "quantization": "neuron_quant"}
+        self._engine = LLM(target, max_model_len=max_model_len, max_num_seqs=max_num_seqs, **ours)
+
+    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        params = [SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=n) for n in range(len(prompts))]
+        given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._engine.generate(given, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+class TransformersWriter:
+    def __init__(self, model: Any, pad: int, batch: int = 64) -> None:
+        self._model, self._pad, self._batch = model, pad, batch
+
+    @torch.inference_mode()
+    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[list[int]]:
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        written: list[list[int]] = [[]] * len(prompts)
+        for start in range(0, len(order), self._batch):
+            chosen = order[start : start + self._batch]
+            for index, tokens in zip(
+                chosen, self._rows([prompts[i] for i in chosen], num_tokens, temperature), strict=True
+            ):
+                written[index] = tokens
+        return written
+
+    def _rows(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> Iterator[list[int]]:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[self._pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        device = self._model.device
+        sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        output = self._model.generate(
+            ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=num_tokens,
+            pad_token_id=self._pad,
+            **sampling,
+        )
+        ends = _end_tokens(self._model)
+        for row in output[:, width:].tolist():
+            end = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
+            yield row[:end]
+
+
+def _end_tokens(model: Any) -> set[int]:
+    ends = model.generation_config.eos_token_id
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
+
+
+def answered(path: Path) -> list[Answer]:
+    """What a file holds; a last line that was being written when the run broke off does not count."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [Answer(**json.loads(line)) for line in lines[:-1]]
+
+
+def answer_all(
+    path: Path,
+    prompts: Sequence[Prompt],
+    ids: Sequence[list[int]],
+    writer: Callable[[], Writer],
+    num_tokens: int,
+    say: Say,
+) -> list[Answer]:
+    """Answers of all `prompts`, whose tokens are `ids`: those in the file, and the missing ones written to it."""
+    answers = answered(path)
+    if any(answer.prompt_ids != asked for answer, asked in zip(answers, ids, strict=False)):
+        raise ConfigError(f"{path} answers other prompts; give the --data and --seed it was made with, or remove it")
+    _rewrite(path, answers)
+    started, num_written = time.monotonic(), 0
+    while len(answers) < len(prompts):
+        chunk = range(len(answers), min(len(answers) + _CHUNK, len(prompts)))
+        written = writer().write([ids[index] for index in chunk], num_tokens, 0.0)
+        new = [Answer(prompts[n].kind, ids[n], tokens) for n, tokens in zip(chunk, written, strict=True)]
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(answer)) + "\n" for answer in new)
+        answers += new
+        num_written += sum(map(len, written))
+        rate = num_written / (time.monotonic() - started)
+        say(f"answers {len(answers)}/{len(prompts)}, {num_written} tokens, {rate:.0f} tokens/s")
+    return answers[: len(prompts)]
+
+
+def _rewrite(path: Path, answers: Sequence[Answer]) -> None:
+    """Drops a torn last line."""
+    text = "".join(json.dumps(asdict(answer)) + "\n" for answer in answers)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,150 @@
+"""`neuronserve train-eagle`: from a target and some text to a head's directory.
+
+    data ─ prompts ─▶ the target's answers ─▶ its features ─▶ draft vocabulary, start, training ─▶ OUT
+
+Every stage keeps its results in the work directory, so the same command goes on where it was broken off. OUT is
+written at every report of the training, so a head can be tried while it is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from neuronserve.neuron_worker.errors import ConfigError
+
+from . import checkpoint, prompts, vocabulary
+from .answers import Answer, EngineWriter, Say, TransformersWriter, Writer
+from .batches import rows_of
+from .corpus import Chat, collect
+from .features import features_of_all
+from .head import EagleHead
+from .loss import Frozen
+from .start import start
+from .target import Target
+from .training import Recipe, Report, train
+
+SUMMARY = "an EAGLE head for a model, trained on the model's own answers"
+WORK = Path("~/.cache/neuronserve/train-eagle")
+_HELD_OUT_EVERY, _MOST_HELD_OUT = 20, 96
+_WRITERS = ("engine", "transformers")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Filled by the command line."""
+
+    target: str
+    data: list[Path]
+    out: Path
+    work: Path | None
+    draft_vocab: int | None
+    prompts: int | None
+    imagine: int
+    answers: int | None
+    answer_tokens: int
+    max_prompt_tokens: int
+    answers_by: str
+    recipe: Recipe
+
+
+def main(words: Sequence[str], say: Say = lambda line: print(line, flush=True)) -> int:
+    run(parse(words), say)
+    return 0
+
+
+def parse(words: Sequence[str]) -> Asked:
+    parser = argparse.ArgumentParser(
+        prog="neuronserve train-eagle", description=f"Makes {SUMMARY}.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--target", required=True, help="The model's directory.")
+    add("--data", required=True, nargs="+", type=Path, help="JSONL rows of messages or text, or .txt, one text a line.")
+    add("--out", required=True, type=Path, help="The head's directory.")
+    add("--work", type=Path, help=f"Answers, features and the training's state; {WORK}/NAME OF TARGET.")
+    add("--draft-vocab", type=int, help="Draft only that many tokens, the most frequent ones; all.")
+    add("--prompts", type=int, help="Ask only so many of the data's prompts, its sources evenly; all.")
+    add("--imagine", type=int, default=0, help="Ask so many user turns that the target makes up itself; %(default)s.")
+    add("--answers", type=int, help="Stop after so many answers, their follow-ups not counted; all.")
+    add("--answer-tokens", type=int, default=160, help="Most tokens of an answer; %(default)s.")
+    add("--max-prompt-tokens", type=int, default=448, help="Longer prompts are left out; %(default)s.")
+    add("--answers-by", choices=_WRITERS, help="Who writes them; transformers on a GPU, else this package's engine.")
+    for field in fields(Recipe):
+        kind = type(field.default)
+        add("--" + field.name.replace("_", "-"), type=kind, default=field.default, help="Of the recipe; %(default)s.")
+    given = vars(parser.parse_args(words))
+    recipe = Recipe(**{field.name: given.pop(field.name) for field in fields(Recipe)})
+    given["answers_by"] = given["answers_by"] or ("transformers" if torch.cuda.is_available() else "engine")
+    return Asked(**given, recipe=recipe)
+
+
+def run(asked: Asked, say: Say) -> Report:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = Target.of(asked.target, device)
+    _check(asked, target)
+    work = asked.work or WORK.expanduser() / Path(asked.target).name
+    corpus = _answers(asked, target, work, say)
+    features = [row for name in corpus for row in features_of_all(work / name, corpus[name], target.decoder, say)]
+    answers = [answer for name in corpus for answer in corpus[name]]
+    say(f"{len(answers)} answers, {sum(len(answer.answer_ids) for answer in answers)} tokens")
+
+    pairs = list(zip(answers, features, strict=True))
+    held_out = pairs[::_HELD_OUT_EVERY][:_MOST_HELD_OUT]
+    learnt = [pair for index, pair in enumerate(pairs) if index % _HELD_OUT_EVERY]
+
+    kept = None
+    if asked.draft_vocab is not None:
+        kept = vocabulary.frequent([answer for answer, _ in learnt], asked.draft_vocab, target.spec.vocab_size)
+        covered = vocabulary.coverage([answer for answer, _ in held_out], kept)
+        say(f"draft vocabulary of {len(kept)} tokens: {covered:.1%} of those held out")
+    frozen = Frozen(target.rows("embeddings"), target.rows("lm_head", kept))
+    everything = torch.arange(target.spec.vocab_size) if kept is None else kept
+    learnt_rows = rows_of(learnt, everything, frozen.lm_head)
+    held_out_rows = rows_of(held_out, everything, frozen.lm_head)
+    if not learnt_rows or not held_out_rows:
+        raise ConfigError(f"--data gave {len(pairs)} usable answers; at least two are needed, so give more rows")
+
+    torch.manual_seed(asked.recipe.seed)
+    head = EagleHead(target.sizes).to(device)
+    start(head, target.decoder.layers[-1], frozen, learnt_rows)
+
+    def keep() -> None:
+        checkpoint.save(asked.out, head, target.sizes, kept)
+
+    report = train(head, frozen, learnt_rows, held_out_rows, asked.recipe, work / "state.pt", say, keep)
+    say(f"the head is in {asked.out}")
+    return report
+
+
+def _check(asked: Asked, target: Target) -> None:
+    if asked.draft_vocab is not None and not 0 < asked.draft_vocab <= target.spec.vocab_size:
+        raise ConfigError(
+            f"--draft-vocab {asked.draft_vocab}: {asked.target} has {target.spec.vocab_size} tokens; "
+            "give at most that many"
+        )
+
+
+def _answers(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, list[Answer]]:
+    rows = list(prompts.read(asked.data))
+    chat = Chat(target.tokenizer, asked.max_prompt_tokens)
+
+    def writer() -> Writer:
+        if asked.answers_by == "engine":
+            return EngineWriter(asked.target, asked.max_prompt_tokens + asked.answer_tokens)
+        return TransformersWriter(target.model, target.tokenizer.pad_token_id or 0)
+
+    return collect(
+        work,
+        prompts.ask(rows, asked.recipe.seed),
+        chat,
+        writer,
+        num_imagined=asked.imagine,
+        num_prompts=asked.prompts,
+        num_answers=asked.answers,
+        num_tokens=asked.answer_tokens,
+        say=say,
+    )

@@ -1,0 +1,103 @@
+"""All the target's answers for one training: user turns it makes up, answers, and answers about its answers.
+
+    rows ─ ask ─▶ prompts ┐
+    imagined user turns ──┴─ answers.jsonl ─ follow_ups ─▶ prompts ─▶ follow_ups.jsonl
+
+A user turn is imagined by letting the target go on after the words of its chat template that open one (the method is
+known as Magpie, Xu et al. 2024). Every stage is a file; what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from neuronserve.neuron_worker.errors import ConfigError
+
+from .answers import Answer, Say, Writer, answer_all
+from .prompts import USER, Prompt, follow_ups
+
+_IMAGINED_TOKENS = 80
+_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+class Chat:
+    """A tokenizer and its chat template."""
+
+    def __init__(self, tokenizer: Any, most_prompt_tokens: int) -> None:
+        self.tokenizer = tokenizer
+        self.most = most_prompt_tokens
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        text = self.tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+        return self._encode(text)
+
+    def opening(self) -> list[int]:
+        """The template up to where a first user turn begins."""
+        turn = [{"role": USER, "content": _MARK}]
+        text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        return self._encode(text.split(_MARK)[0])
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def collect(
+    folder: Path,
+    prompts: Sequence[Prompt],
+    chat: Chat,
+    make_writer: Callable[[], Writer],
+    *,
+    num_imagined: int,
+    num_prompts: int | None,
+    num_answers: int | None,
+    num_tokens: int,
+    say: Say,
+) -> dict[str, list[Answer]]:
+    """Answers to the first `num_prompts` prompts and as many imagined ones as asked for, mixed, the first `num_answers`
+    of them; and answers to their follow-ups."""
+    writer = cache(make_writer)  # brought up only where something is missing
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = _mixed(list(prompts[:num_prompts]), _imagine(folder / "imagined.jsonl", chat, writer, num_imagined, say))
+    asked, ids = _fitting(asked, chat)
+    asked, ids = asked[:num_answers], ids[:num_answers]
+    if not asked:
+        raise ConfigError(
+            f"--data has no prompt of at most {chat.most} tokens; give shorter ones or --max-prompt-tokens"
+        )
+    answers = answer_all(folder / "answers.jsonl", asked, ids, writer, num_tokens, say)
+    pairs = zip(asked, answers, strict=True)
+    further = [more for prompt, answer in pairs for more in follow_ups(prompt, chat.text(answer.answer_ids))]
+    further, ids = _fitting(further, chat)
+    return {
+        "answers": answers,
+        "follow_ups": answer_all(folder / "follow_ups.jsonl", further, ids, writer, num_tokens, say),
+    }
+
+
+def _imagine(path: Path, chat: Chat, writer: Callable[[], Writer], count: int, say: Say) -> list[Prompt]:
+    if count and not path.exists():
+        written = writer().write([chat.opening()] * count, _IMAGINED_TOKENS, 1.0)
+        path.write_text("".join(json.dumps(chat.text(ids)) + "\n" for ids in written), encoding="utf-8")
+        say(f"imagined {count} user turns")
+    lines = path.read_text(encoding="utf-8").split("\n") if count else []
+    turns = dict.fromkeys(json.loads(line) for line in lines if line)
+    return [Prompt.of("imagined", turn) for turn in turns if turn]
+
+
+def _mixed(first: list[Prompt], second: list[Prompt]) -> list[Prompt]:
+    """Both, evenly, so that every part of the answers has some of each."""
+    places = [(index / len(group), prompt) for group in (first, second) for index, prompt in enumerate(group)]
+    return [prompt for _, prompt in sorted(places, key=lambda place: place[0])]
+
+
+def _fitting(prompts: Sequence[Prompt], chat: Chat) -> tuple[list[Prompt], list[list[int]]]:
+    pairs = [(prompt, chat.ids(prompt)) for prompt in prompts]
+    short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= chat.most]
+    return [prompt for prompt, _ in short], [ids for _, ids in short]

@@ -1,0 +1,62 @@
+"""The target's features of all answers, computed once and kept as float16.
+
+One file holds the features of some answers end to end, [tokens, H], so that a broken run goes on at the next file. The
+last token of an answer is left out: nothing follows it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .answers import Answer, Say
+
+Features = NDArray[np.float16]
+
+_ANSWERS_PER_FILE = 64
+_TOKENS_PER_PASS = 2048
+
+
+def features_of_all(folder: Path, answers: Sequence[Answer], decoder: Any, say: Say) -> list[Features]:
+    """[tokens - 1, H] of each answer with its prompt; `decoder` is the target without its lm_head."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[Features] = []
+    started, num_made = time.monotonic(), 0
+    for start in range(0, len(answers), _ANSWERS_PER_FILE):
+        rows = [(answer.prompt_ids + answer.answer_ids)[:-1] for answer in answers[start : start + _ANSWERS_PER_FILE]]
+        path = folder / f"{start:06d}.npy"
+        ends = np.cumsum([len(row) for row in rows])
+        if not path.exists() or len(np.load(path, mmap_mode="r")) != ends[-1]:
+            _write(path, np.concatenate(_computed(rows, decoder)))
+            num_made += int(ends[-1])
+            say(f"features {start + len(rows)}/{len(answers)}, {num_made / (time.monotonic() - started):.0f} tokens/s")
+        found += np.split(np.load(path, mmap_mode="r"), ends[:-1])
+    return found
+
+
+@torch.inference_mode()
+def _computed(rows: Sequence[list[int]], decoder: Any) -> list[Features]:
+    """Rows of like length go through the target together, padded at their ends, where nothing looks at."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    found: list[Features] = [np.empty((0, 0), np.float16)] * len(rows)
+    while order:
+        width = len(rows[order[-1]])
+        chosen = [order.pop() for _ in range(min(len(order), max(1, _TOKENS_PER_PASS // width)))]
+        ids = torch.tensor([rows[index] + [0] * (width - len(rows[index])) for index in chosen])
+        hidden = decoder(ids.to(decoder.device), use_cache=False).last_hidden_state.to(torch.float16).cpu().numpy()
+        for index, values in zip(chosen, hidden, strict=True):
+            found[index] = values[: len(rows[index])]
+    return found
+
+
+def _write(path: Path, values: Features) -> None:
+    unfinished = path.with_suffix(".part")
+    with unfinished.open("wb") as file:
+        np.save(file, values)
+    unfinished.replace(path)

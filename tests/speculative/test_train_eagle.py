@@ -1,0 +1,134 @@
+"""The trainer from data to a head's directory, on a tiny target; broken off and resumed; and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.server.cli import main as command
+from neuronserve.speculative.train_eagle.command import parse, run
+
+from .tiny_target import some_data, tiny_target
+
+SHORT = ["--answers-by", "transformers", "--answer-tokens", "10", "--batch-tokens", "48", "--epochs", "2"]
+SHORT += ["--rounds", "2", "--report-every", "2", "--num-drafts", "2", "--imagine", "2"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def words(target: Path, tmp_path: Path) -> list[str]:
+    data = some_data(tmp_path / "data.jsonl")
+    places = ["--target", target, "--data", data, "--out", tmp_path / "head", "--work", tmp_path / "work"]
+    return [*map(str, places), *SHORT]
+
+
+class BrokenOff(Exception):
+    pass
+
+
+def trained(words: list[str], break_off_at: str | None = None) -> list[str]:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if break_off_at is not None and line.startswith(break_off_at):
+            raise BrokenOff
+
+    run(parse(words), say)
+    return lines
+
+
+def test_a_head_and_its_acceptance(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["train-eagle", *words, "--draft-vocab", "64"]) == 0
+    shown = capsys.readouterr().out
+    reports = re.findall(r"step \d+/\d+, loss [\d.]+, held out: ([\d.]+) tokens per target step, acceptance by", shown)
+    assert len(reports) >= 2
+    assert all(1 <= float(report) <= 3 for report in reports)
+    weights = load_file(tmp_path / "head" / "model.safetensors")
+    assert weights["fc.weight"].shape == (32, 64)
+    assert weights["d2t"].shape == (64,)
+
+
+@pytest.mark.parametrize("place", ["answers", "features", "step 2"])
+def test_a_run_that_was_broken_off_ends_as_if_it_had_not_been(words: list[str], tmp_path: Path, place: str) -> None:
+    trained(words)
+    whole = load_file(tmp_path / "head" / "model.safetensors")
+    places = ["--out", str(tmp_path / "other"), "--work", str(tmp_path / "other work")]
+    with pytest.raises(BrokenOff):
+        trained([*words, *places], break_off_at=place)
+    trained([*words, *places])
+    resumed = load_file(tmp_path / "other" / "model.safetensors")
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_training_learns(words: list[str]) -> None:
+    words += ["--epochs", "30", "--report-every", "20", "--rounds", "1", "--learning-rate", "0.005"]
+    lines = [line for line in trained(words) if line.startswith("step")]
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_a_state_of_another_recipe_is_not_gone_on_with(words: list[str]) -> None:
+    trained(words)
+    with pytest.raises(
+        ConfigError, match=r"state\.pt was trained with another learning_rate; give the same, or remove"
+    ):
+        trained([*words, "--learning-rate", "0.5"])
+
+
+def test_answers_to_other_prompts_are_not_taken(words: list[str]) -> None:
+    trained(words)
+    with pytest.raises(ConfigError, match=r"answers\.jsonl answers other prompts; give the --data and --seed"):
+        trained([*words, "--seed", "1"])
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert command(["train-eagle", *words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "data.jsonl is no file; give a JSONL file of messages or text, or a .txt file"),
+        ("\n", "data.jsonl is empty; give one JSON object a line with messages or text"),
+        ("{\n", "data.jsonl line 1 is not JSON"),
+        ('{"a": 1}\n', "data.jsonl line 1 has neither messages nor text; one of the two is needed"),
+    ],
+)
+def test_wrong_data(
+    words: list[str], tmp_path: Path, content: str | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.unlink()
+    if content is not None:
+        data.write_text(content)
+    assert says in refused(words, capsys)
+
+
+def test_a_draft_vocabulary_larger_than_the_target_s(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused([*words, "--draft-vocab", "300"], capsys)
+    assert "--draft-vocab 300" in line
+    assert "has 258 tokens; give at most that many" in line
+
+
+def test_a_target_of_another_architecture(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t5").mkdir()
+    (tmp_path / "t5" / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
+    line = refused([*words, "--target", str(tmp_path / "t5")], capsys)
+    assert "T5ForConditionalGeneration" in line
+    assert "LlamaForCausalLM" in line
+
+
+def test_a_target_that_is_no_directory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--target nowhere has no config.json" in refused([*words, "--target", "nowhere"], capsys)
