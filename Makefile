@@ -23,7 +23,7 @@ SDK_IMAGE =
 DOCKER ?= docker
 
 .PHONY: help install demo-model serve test test-full fuzz lint format bench bench-peers bench-http bench-memory \
-  bench-padding bench-context profile wheelhouse dist lock clean distclean \
+  bench-padding bench-context bench-speculation profile wheelhouse dist lock clean distclean \
   neuronx-tgi neuronx-sagemaker neuronx-vllm tpu-tgi cpu-tgi cpu-sagemaker cpu-vllm
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo 'make bench-http   real traffic over HTTP beside vLLM'"'"'s CPU server (DATA=directory with the traces)'
 	@echo 'make bench-padding  prompt tokens computed per real one on those traces (DATA=directory)'
 	@echo 'make bench-memory, bench-context  memory of a load; decode time against context, with a plot'
+	@echo 'make bench-speculation  tokens per step and speed-up by category (DATA=spec_bench.jsonl)'
 	@echo 'make profile      where a millisecond of a step goes'
 	@echo 'make wheelhouse   every wheel an installation needs, with hashes, in wheelhouse/'
 	@echo 'make dist         our sdist and wheel, in dist/'
@@ -100,6 +101,9 @@ bench-context: install
 
 profile: install
 	@$(QUIET) $(BIN)/python benchmarks/step_profile.py $(ARGS)
+
+bench-speculation: install
+	@$(QUIET) $(BIN)/python benchmarks/bench_speculation.py $(if $(DATA),--data $(DATA)) $(ARGS)
 
 wheelhouse: install
 	@$(BIN)/python scripts/wheelhouse.py wheelhouse
