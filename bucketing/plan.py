@@ -83,6 +83,10 @@ class Plan:
     def contexts(self) -> tuple[int, ...]:
         return _distinct(shape.context for shape in self.shapes)
 
+    def decode_rows_of(self, count: int) -> int:
+        """What a step of so many decode rows is compiled for."""
+        return self.decode_rows[min(bisect_left(self.decode_rows, count), len(self.decode_rows) - 1)]
+
     @property
     def max_decode_rows(self) -> int:
         return self.decode_rows[-1]
@@ -164,7 +168,7 @@ def make_plan(request: PlanRequest, capabilities: Capabilities) -> Plan:
     axes = Axes(
         contexts=contexts,
         decode_rows=_row_ladder(request, capabilities),
-        decode_widths=(1,) if request.decode_width == 1 else (1, request.decode_width),
+        decode_widths=_width_ladder(request, capabilities),
         prefill=prefill,
         mixes=capabilities.mixes_prefill_and_decode,
         max_context=request.max_model_len,
@@ -200,6 +204,13 @@ def _row_ladder(request: PlanRequest, capabilities: Capabilities) -> tuple[int, 
     if capabilities.all_live_rows_in_decode or capabilities.on_chip:
         return (request.max_num_seqs,)
     return ladder.powers_of_two(request.max_num_seqs)
+
+
+def _width_ladder(request: PlanRequest, capabilities: Capabilities) -> tuple[int, ...]:
+    """Where drafts are made inside a call, every call makes them."""
+    if request.decode_width == 1 or capabilities.fused_speculation:
+        return (request.decode_width,)
+    return (1, request.decode_width)
 
 
 def _context_ladder(request: PlanRequest, notes: list[str]) -> tuple[int, ...]:

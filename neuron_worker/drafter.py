@@ -13,6 +13,7 @@ from vllm.v1.outputs import DraftTokenIds
 from neuronserve.speculative.proposer import Context, Proposer
 
 if TYPE_CHECKING:
+    from neuronserve.neuron_worker.pace import Pace
     from neuronserve.neuron_worker.state import LiveRequest, RequestState
 
 Drafted = Mapping[str, Sequence[int]]
@@ -20,12 +21,21 @@ Drafted = Mapping[str, Sequence[int]]
 
 
 class Drafter:
-    def __init__(self, proposer: Proposer, num_tokens: int, state: RequestState, max_length: int | None = None) -> None:
-        """`max_length`: of a sequence with its drafts; None: the model's own limit."""
+    def __init__(
+        self,
+        proposer: Proposer,
+        num_tokens: int,
+        state: RequestState,
+        max_length: int | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        """`max_length`: of a sequence with its drafts; None: the model's own limit. `pace`: whether drafts pay; None:
+        they are always made."""
         self._proposer = proposer
         self._num_tokens = num_tokens
         self._state = state
         self._max_length = max_length
+        self.pace = pace
         self.requests: Sequence[LiveRequest] = ()
         """Those that got tokens in the last step. Set by the runner."""
 
@@ -33,7 +43,13 @@ class Drafter:
         requests, self.requests = self.requests, ()
         said = drafted or {}
         drafts = {request.id: found for request in requests if (found := self._propose(request, said.get(request.id)))}
-        return DraftTokenIds(list(drafts), list(drafts.values())) if drafts else None
+        if not drafts or (drafted is None and not self._pays(requests, {id: len(own) for id, own in drafts.items()})):
+            return None
+        return DraftTokenIds(list(drafts), list(drafts.values()))
+
+    def is_worth_looking_ahead(self) -> bool:
+        """Asked before a draft on the device is."""
+        return self._pays(self.requests, {request.id: self.most(request) for request in self.requests})
 
     def most(self, request: LiveRequest) -> int:
         """Drafts that may be of use in the request's next step, which gives a token without any."""
@@ -47,6 +63,9 @@ class Drafter:
     def is_within(self, position: int) -> bool:
         """Whether a draft need know what stands there."""
         return self._max_length is None or position < self._max_length
+
+    def _pays(self, requests: Sequence[LiveRequest], counts: Mapping[str, int]) -> bool:
+        return self.pace is None or self.pace.pays(requests, counts)
 
     def _propose(self, request: LiveRequest, drafted: Sequence[int] | None) -> list[int]:
         most = self.most(request)

@@ -28,6 +28,7 @@ class Call:
 
     owners: Sequence[ScheduledRow]
     batch: PackedBatch
+    seconds: float
 
 
 class LookAhead:
@@ -39,16 +40,16 @@ class LookAhead:
         """Whether any row begins where the draft still drafts."""
         return any(self._drafter.is_within(owner.row.position) for owner in call.owners)
 
-    def __call__(self, device: Device, call: Call, num_tokens: Mapping[str, int]) -> Drafted:
+    def __call__(self, device: Device, call: Call, num_tokens: Mapping[str, int], *, drafts: bool) -> Drafted:
         """`num_tokens`: that each request got in this step. A row that is not drawn yet is read as far as it stands
-        whatever will be drawn, and gets no drafts."""
+        whatever will be drawn, and gets no drafts. `drafts`: whether any are wanted."""
         rows = [owner.row for owner in call.owners]
         standing = [num_tokens.get(owner.request.id, 1) for owner in call.owners]  # of a prompt all its tokens do
-        newest = [self._newest(owner.request, num_tokens) for owner in call.owners]
+        newest = [self._newest(owner.request, num_tokens) if drafts else NO_DRAFT for owner in call.owners]
         request = self._packer.pack_draft(rows, call.batch.shape, standing, newest)
-        drafts = device.draft(call.batch, request).tolist()
+        said = device.draft(call.batch, request).tolist()
         where = zip(call.owners, places(rows, call.batch.shape), newest, strict=True)
-        return {owner.request.id: drafts[place] for owner, place, token in where if token != NO_DRAFT}
+        return {owner.request.id: said[place] for owner, place, token in where if token != NO_DRAFT}
 
     def _newest(self, request: LiveRequest, num_tokens: Mapping[str, int]) -> int:
         wanted = num_tokens.get(request.id) and self._drafter.most(request)

@@ -82,6 +82,12 @@ OPTIONS = (
         "Where tokens are drawn. device: there, as far as it can; host: all logits go to vLLM's sampler; auto: the "
         "device where a request may still choose (cpu), the host where the choice would be compiled in (chips).",
     ),
+    Option(
+        "adaptive_depth",
+        boolean,
+        True,
+        "Whether speculation drafts in a step only where that has paid so far; false: in every step.",
+    ),
     Option("threads", positive, None, "Threads of the cpu device; by default every core the process may use."),
     Option(
         "artifacts",

@@ -9,7 +9,7 @@ remedy; what a chip would refuse and the embedded device does not need is a warn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neuronserve.bucketing.errors import BucketError
@@ -149,7 +149,7 @@ def _config(given: _Given) -> NeuronConfig:
         token_generation_buckets=env.token_generation_buckets,
         chunked_prefill=chunked,
         prefix_caching=_prefix_caching(request, block_size == length, capabilities, given.notes),
-        sampling=_sampling(values, given.override, env, capabilities),
+        sampling=_sampling(given),
         threads=_threads(_optional_int(values["threads"]), request.local_engines, capabilities, given.notes),
         artifacts=_optional_text(values["artifacts"]),
         cache_url=_optional_text(values["cache_url"]),
@@ -169,6 +169,7 @@ def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> N
     given.notes.extend(_several_machines(config, environ))
     _check_cache(config, environ)
     _check_override(config, given.spec, given.notes, given.warnings)
+    _check_fused_draft(config, given)
     if given.export is not None:
         given.notes.extend(export_rules.check(given.export, given.request.model_dir, config))
 
@@ -363,22 +364,27 @@ def _activations(
     return asked or ("int8" if capabilities.rounds_activations else "float32")
 
 
-def _sampling(
-    values: Mapping[str, object], override: Mapping[str, Any], env: Environment, capabilities: Capabilities
-) -> str:
-    asked = str(values["sampling"])
-    if capabilities.sampling == "fixed" and "on_device_generation" in override:
+def _sampling(given: _Given) -> str:
+    asked, env, capabilities = str(given.values["sampling"]), given.env, given.capabilities
+    if capabilities.sampling == "fixed" and (compiler := _what_compiles_sampling_in(given)) is not None:
         if asked == "host" or (asked == "auto" and env.host_sampling):
             key = "neuronserve.sampling=host" if asked == "host" else f"{environment.HOST_SAMPLING_KEY}=1"
             raise ConfigError(
-                f"{overrides.KEY}.on_device_generation compiles sampling into the device, and {key} asks for logits: "
-                "leave one of them out"
+                f"{compiler} compiles sampling into the device, and {key} asks for logits: leave one of them out"
             )
         return "device"
     if asked != "auto":
         return asked
     # Rules that are compiled in cannot give logprobs, seeds or grammars: the host can.
     return "host" if env.host_sampling or capabilities.sampling == "fixed" else "device"
+
+
+def _what_compiles_sampling_in(given: _Given) -> str | None:
+    """The setting that leaves no choice."""
+    speculation = given.request.speculation
+    if speculation is not None and speculation.has_draft and given.capabilities.fused_speculation:
+        return f"speculative_model={speculation.model!r}, verified inside a step,"
+    return f"{overrides.KEY}.on_device_generation" if "on_device_generation" in given.override else None
 
 
 def _without_effect(config: NeuronConfig, has_activations: bool) -> list[str]:
@@ -486,16 +492,26 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
 
 def _speculation(given: _Given, length: int) -> Speculation | None:
     asked, request, capabilities = given.request.speculation, given.request, given.capabilities
-    if asked is not None and capabilities.fused_speculation:
-        if asked.model is None:
-            why = "verifies drafts of a model inside it and no others"
-        else:
-            why = "drafts and verifies inside one call, whose several tokens the server does not take yet"
-        raise ConfigError(f"speculative_config: the {capabilities.name} device {why}; leave it out")
+    if asked is not None and asked.model is None and capabilities.fused_speculation:
+        raise ConfigError(
+            f"speculative_config: the {capabilities.name} device verifies drafts of a model inside it and no others; "
+            "give a draft model or an EAGLE head, or leave it out"
+        )
     if asked is not None and request.draft_dir is not None:
         pair = draft_rules.Pair(asked, request.draft_dir, request.model_dir, given.spec, length)
         given.notes.extend(draft_rules.check(pair, capabilities))
-    return asked
+    return None if asked is None else replace(asked, is_adaptive=bool(given.values["adaptive_depth"]))
+
+
+def _check_fused_draft(config: NeuronConfig, given: _Given) -> None:
+    """By the backend's own rules, as it would refuse them once it loads."""
+    request = given.request
+    if not config.is_fused or request.draft_dir is None:
+        return
+    try:
+        registry.refuse_draft(config.backend, request.model_dir, request.draft_dir, config.device_options())
+    except DeviceError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _optional_int(value: object) -> int | None:

@@ -32,7 +32,7 @@ from neuronserve.neuron_worker.look_ahead import Call, LookAhead
 from neuronserve.neuron_worker.metrics import Counters
 from neuronserve.neuron_worker.output import FailedStep, ForgottenCache, add_prompt_scores, report, take_prompt_scores
 from neuronserve.neuron_worker.rounds import HostRow, HostTokens, Masks, sample_in_rounds
-from neuronserve.speculative.verify import accept
+from neuronserve.speculative.verify import accept, real_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -61,6 +61,7 @@ class ComputedStep:
     prompt_logprobs: dict[str, LogprobsTensors | None] = field(default_factory=dict)
     num_tokens: dict[str, int] = field(default_factory=dict)  # that each request got so far
     call: Call | None = None  # the latest
+    num_calls: int = 0
     drafted: dict[str, Sequence[int]] = field(default_factory=dict)  # by a draft on the device
 
 
@@ -149,10 +150,10 @@ class Runner:
     def _look_after_step(self) -> Drafted | None:
         """A device that fails here has failed at no step: its tokens are the clients', and the requests go on."""
         step, self._unread = self._unread, None
-        if step is None:
+        if step is None or self._look_ahead is None:
             return None
         try:
-            self._look(step)
+            self._look(step, drafts=self._drafter is not None and self._drafter.is_worth_looking_ahead())
         except DeviceLost as lost:
             self._complain(f"the device was lost while it drafted: {lost}")
             self.revive(str(lost))
@@ -160,16 +161,19 @@ class Runner:
             self._complain(f"nothing is drafted for the next step: {error}")
         return step.drafted
 
-    def _look(self, step: ComputedStep) -> None:
+    def _look(self, step: ComputedStep, *, drafts: bool) -> None:
         """Let the draft on the device read the step's latest call."""
         look_ahead, call = self._look_ahead, step.call
         if look_ahead is None or call is None or not look_ahead.has_to_read(call):
             return
         began = time.perf_counter()
-        step.drafted.update(_on_device(lambda call: look_ahead(self.device, call, step.num_tokens), call))
+        said = _on_device(lambda call: look_ahead(self.device, call, step.num_tokens, drafts=drafts), call)
+        step.drafted.update(said)
         seconds = time.perf_counter() - began
         self.counters.draft_calls += 1
         self.counters.draft_seconds += seconds
+        if self._drafter is not None and self._drafter.pace is not None:
+            self._drafter.pace.draft_seconds = seconds
         self.counters.device_seconds += seconds
 
     def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
@@ -187,7 +191,7 @@ class Runner:
             for owner, output in zip(owners, self._call(step, owners), strict=True):
                 self._collect(step, owner, output, is_last=is_last)
             if not is_last:
-                self._look(step)  # before the next call takes its arrays
+                self._look(step, drafts=True)  # before the next call takes its arrays
         self._revival.worked()
         return step
 
@@ -197,7 +201,7 @@ class Runner:
         shape = self.plan.choose(demand)
         batch = self.packer.pack(rows, shape)
         output = _on_device(self.device.run, batch)
-        step.call = Call(owners, batch)
+        step.call, step.num_calls = Call(owners, batch, output.device_seconds), step.num_calls + 1
         self.padding.add(shape, demand)
         self.counters.device_calls += 1
         self.counters.device_seconds += output.device_seconds
@@ -215,7 +219,10 @@ class Runner:
             step.for_host.append(HostRow(request, logits, owner.drafts))
         else:
             tokens: list[int] = output.tokens.tolist()
-            tokens = accept(owner.drafts, tokens) if owner.drafts else tokens
+            if owner.drafts:
+                tokens = accept(owner.drafts, tokens)
+            elif owner.row.fused_drafts:
+                tokens = list(real_drafts(tokens))  # the device has accepted
             for token in tokens:
                 self.state.append(request, token)
             step.on_device.append((request, tokens))
@@ -242,6 +249,8 @@ class Runner:
         step.num_tokens.update((request.id, len(tokens)) for request, tokens in on_host)
         drafter.requests = [request for request, _ in (*step.on_device, *on_host)]
         self._unread = step
+        if drafter.pace is not None and step.call is not None and step.num_calls == 1:
+            drafter.pace.saw(step.call, step.num_tokens)
         kept = self.counters.accepted_drafts
         for count in step.num_tokens.values():
             if count > 1:
@@ -261,7 +270,7 @@ class Runner:
         for scheduled in rows:
             if scheduled.row.is_decode:
                 counters.decode_tokens += 1
-                counters.drafted_tokens += len(scheduled.drafts)
+                counters.drafted_tokens += len(scheduled.drafts) + scheduled.row.fused_drafts
             else:
                 counters.prompt_tokens += len(scheduled.row.tokens)
         counters.step_seconds += time.perf_counter() - began

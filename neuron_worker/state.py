@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
     from vllm.v1.outputs import LogprobsTensors
 
+    from neuronserve.speculative.depth import Kept
+
 NO_PLACE = -1
 
 
@@ -60,6 +62,7 @@ class LiveRequest:
     scores_due: bool = False  # prompt log-probabilities asked for and not yet delivered
     num_prompt_logprobs: int = 0  # alternatives beside the prompt's own token
     prompt_scores: LogprobsTensors | None = None  # of the chunks so far
+    kept: Kept | None = None  # of its drafts, where their depth is adaptive
 
     @property
     def num_tokens(self) -> int:
@@ -88,8 +91,10 @@ class RequestState:
         decide: Callable[[SamplingParams], Ending],
         draw: Callable[[Ending, int], float],
         num_ahead: int = 0,
+        is_fused: bool = False,
     ) -> None:
-        """`num_ahead`: positions after a row that a draft on the device may fill."""
+        """`num_ahead`: positions after a row that a draft on the device may fill. `is_fused`: the device's own call
+        fills them, where the scheduler has placeholders."""
         max_blocks = -(-max_model_len // block_size)
         self._tokens: Int32 = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._blocks: Int32 = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
@@ -99,6 +104,7 @@ class RequestState:
         self._decide = decide
         self._draw = draw
         self._num_ahead = num_ahead
+        self._is_fused = is_fused
 
     @property
     def max_model_len(self) -> int:
@@ -225,6 +231,7 @@ class RequestState:
             targets=self._targets(request, start, count) if scored else None,
             prompt_logprobs=request.num_prompt_logprobs if scored else 0,
             lookahead=min(self._num_ahead, self.max_model_len - end) if ends else 0,
+            fused_drafts=len(scheduled_drafts) if is_decode and self._is_fused else 0,
         )
         return ScheduledRow(request, row, ends, drafts)
 

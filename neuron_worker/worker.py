@@ -30,11 +30,13 @@ from neuronserve.neuron_worker.device.errors import DeviceLost
 from neuronserve.neuron_worker.device.remote import RemoteDevice
 from neuronserve.neuron_worker.drafter import Drafter
 from neuronserve.neuron_worker.drawing import Draws
+from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.idle_watch import IdleWatch
 from neuronserve.neuron_worker.kept_graphs import KeptGraphs, kept_graphs
 from neuronserve.neuron_worker.look_ahead import LookAhead
 from neuronserve.neuron_worker.memory import cache_bytes, chip_bytes, slots_bytes
 from neuronserve.neuron_worker.model_files import local_directory
+from neuronserve.neuron_worker.pace import Pace
 from neuronserve.neuron_worker.revival import Revival
 from neuronserve.neuron_worker.runner import Runner
 from neuronserve.neuron_worker.sampling import Decider, HostSampler
@@ -158,6 +160,11 @@ class NeuronWorker(WorkerBase):
             packer.prepare(shape)
         draws = Draws(self.model_config.seed)
         host_sampler = HostSampler(self.vllm_config, vocab_size, draws)
+        if host_sampler.has_custom_processors and self.config.samples_by_its_own_rule:
+            raise ConfigError(
+                "logits processors of your own need logits on the host, but sampling is compiled into the "
+                f"{self.config.backend} device; take them out, or serve with --neuronserve.sampling host and no draft"
+            )
         always_host = self.config.sampling == "host" or host_sampler.has_custom_processors
         state = RequestState(
             max_num_seqs=self.scheduler_config.max_num_seqs,
@@ -166,7 +173,8 @@ class NeuronWorker(WorkerBase):
             vocab_size=vocab_size,
             decide=Decider(self.backend.capabilities, vocab_size, always_host=always_host),
             draw=draws,
-            num_ahead=self.config.num_drafts,
+            num_ahead=self._num_ahead,
+            is_fused=self.config.is_fused,
         )
         drafter = self._make_drafter(state, host_sampler)
         return Runner(
@@ -178,17 +186,25 @@ class NeuronWorker(WorkerBase):
             revival=Revival(self._restart, self.config.device_restarts),
             complain=logger.error,
             drafter=drafter,
-            look_ahead=LookAhead(packer, drafter) if drafter is not None and self.config.num_drafts else None,
+            look_ahead=LookAhead(packer, drafter) if drafter is not None and self._num_ahead else None,
         )
+
+    @property
+    def _num_ahead(self) -> int:
+        """Tokens of a draft that runs between two steps."""
+        return 0 if self.config.is_fused else self.config.num_drafts
 
     def _make_drafter(self, state: RequestState, host_sampler: HostSampler) -> Drafter | None:
         asked = self.config.speculation
         if asked is None:
             return None
+        if self.config.is_fused:
+            return Drafter(make_proposer(asked, is_fused=True), asked.num_tokens, state)
         if host_sampler.has_custom_processors:
             logger.warning("nothing is drafted: logits processors of your own see every token sampled plainly")
             return None
-        return Drafter(make_proposer(asked), asked.num_tokens, state, asked.max_length)
+        pace = Pace(self.config.plan.decode_rows_of) if asked.is_adaptive else None
+        return Drafter(make_proposer(asked), asked.num_tokens, state, asked.max_length, pace)
 
     def _restart(self) -> Device:
         """A device in the place of one that was lost, its cache empty."""

@@ -78,6 +78,8 @@ class Costs:
 
 
 class Depth:
+    """One for all requests of an engine."""
+
     def __init__(self) -> None:
         self._costs: dict[int, Costs] = {}
         self._usual_share = 0.5  # of drafts, that requests keep; new ones begin with it

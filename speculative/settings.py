@@ -29,6 +29,7 @@ class Speculation:
     model: str | None = None  # the draft, a directory or a hub id; None: there is none
     revision: str | None = None  # of a hub id
     max_length: int | None = None  # a longer sequence is not drafted for; None: all are
+    is_adaptive: bool = True  # drafts only where that pays
 
     @property
     def has_draft(self) -> bool:

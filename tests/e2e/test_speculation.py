@@ -21,6 +21,7 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     port = free_port()
     command = [VLLM, "serve", str(smollm2), "--port", str(port), *FLAGS, "--dtype", "float32"]
     command += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
+    command += ["--neuronserve.adaptive_depth", "false"]  # drafts in every step: no clock decides what a test sees
     server = Server(command, port, tmp_path_factory.mktemp("speculation") / "log")
     try:
         yield server.wait_until_ready()

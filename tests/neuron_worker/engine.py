@@ -34,7 +34,8 @@ class Engine:
     """An `LLM` and, for schedules, its engine step by step."""
 
     def __init__(self, model: str, **arguments: Any) -> None:
-        options = {"backend": "arithmetic", **arguments.pop("options", {})}
+        # Drafts in every step: no clock decides what a test sees.
+        options = {"backend": "arithmetic", "adaptive_depth": False, **arguments.pop("options", {})}
         defaults = {"max_num_seqs": 4, "max_model_len": 128, "block_size": 16, "dtype": "float32"}
         self.llm = LLM(model=model, additional_config={"neuronserve": options}, **{**defaults, **arguments})
         self.core = self.llm.llm_engine

@@ -37,8 +37,13 @@ class InStep:
     """A draft on the device, whose every word must be what it would say had it read nothing but the request itself:
     after a prefix hit, a chunk or a preemption, and whatever was rejected before."""
 
+    def __init__(self, *, may_be_silent: bool = False) -> None:
+        self._may_be_silent = may_be_silent
+
     def propose(self, context: Context) -> list[int]:
-        assert context.drafted is not None, "the device was not asked"
+        if context.drafted is None:
+            assert self._may_be_silent, "the device was not asked"
+            return []
         assert list(context.drafted)[: context.most] == guesses(context.tokens.tolist(), context.most)
         return DeviceDraft().propose(context)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, repeat
 from typing import Any
 
 import pytest
@@ -137,6 +138,62 @@ def test_rows_sampled_on_the_host_get_drafts(fresh: Engine) -> None:
     before = counted(fresh)
     fresh.one([3, 4], greedy(40, logprobs=2))
     assert difference(counted(fresh), before) == drafted_and_kept([3, 4], 40)
+
+
+# -- adaptive depth
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft_model", "eagle"])
+def adaptive(request: pytest.FixtureRequest, make_engine: Make, asked: Asked) -> Engine:
+    engine = make_engine(**asked(request.param), options={"adaptive_depth": True})
+    if request.param != "ngram":
+        drafter_of(engine)._proposer = InStep(may_be_silent=True)
+    return engine
+
+
+def decide(engine: Engine, monkeypatch: pytest.MonkeyPatch, answers: Iterator[bool]) -> None:
+    pace = drafter_of(engine).pace
+    assert pace is not None
+    monkeypatch.setattr(pace._depth, "pays", lambda num_rows, expected: next(answers))
+
+
+@pytest.mark.parametrize("pattern", [[False], [True, False], [False, False, False, True], [True, True, False]])
+def test_a_draft_reads_on_while_nothing_is_drafted(
+    adaptive: Engine, monkeypatch: pytest.MonkeyPatch, pattern: list[bool]
+) -> None:
+    decide(adaptive, monkeypatch, cycle(pattern))
+    prompts = [LONG[:40], [3, 4], [9, 9, 9], [8] * 20]
+    outputs = adaptive.generate(prompts, greedy(30))
+    assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(prompt, 30) for prompt in prompts]
+
+
+def test_nothing_is_verified_where_it_does_not_pay(adaptive: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(adaptive, monkeypatch, repeat(False))
+    before = adaptive.worker.runner.counters.drafted_tokens
+    assert adaptive.tokens_of([7] * 30, greedy(30)) == expected([7] * 30, 30)
+    assert adaptive.worker.runner.counters.drafted_tokens == before
+
+
+def test_a_seeded_request_drafts_in_every_step(adaptive: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the others beside it."""
+    decide(adaptive, monkeypatch, repeat(False))
+    prompt = [20, 21, 22, 20, 21, 22, 20, 21]
+    seeded = SamplingParams(temperature=0.01, seed=5, max_tokens=20, ignore_eos=True)
+    counters = adaptive.worker.runner.counters
+    before = counters.drafted_tokens
+    assert adaptive.tokens_of(prompt, seeded) == expected(prompt, 20)
+    assert counters.drafted_tokens > before
+
+
+def test_what_a_step_cost_and_what_was_kept_is_learned(adaptive: Engine) -> None:
+    prompts = [LONG[:40], [3, 4], [9, 9, 9], [8] * 20]
+    for output, prompt in zip(adaptive.generate(prompts, greedy(60)), prompts, strict=True):
+        assert list(output.outputs[0].token_ids) == expected(prompt, 60)
+    pace = drafter_of(adaptive).pace
+    assert pace is not None
+    costs = pace._depth._costs[4]
+    assert costs.verify.is_known
+    assert costs.plain.num_steps + costs.verify.num_steps > 5
 
 
 # -- when it fails
