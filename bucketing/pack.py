@@ -286,7 +286,7 @@ def unpack(output: DeviceOutput, rows: Sequence[Row], shape: StepShape) -> list[
     logits = _logits_of(output, rows)
     for index, (row, place) in enumerate(zip(rows, places(rows, shape), strict=True)):
         scores = None
-        count = len(row.tokens) if row.is_decode else 1
+        count = len(row.tokens) + row.fused_drafts if row.is_decode else 1
         if not row.is_decode:
             if output.prompt_scores is not None and row.targets is not None:
                 scores = _slice_scores(output.prompt_scores, next_score, next_score + len(row.tokens))

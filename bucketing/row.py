@@ -31,6 +31,7 @@ class Row:
     targets: Int32 | None = None  # [n], for prompt log-probabilities; None: not wanted
     prompt_logprobs: int = 0
     lookahead: int = 0  # positions after its tokens that a draft may fill
+    fused_drafts: int = 0  # after its tokens, that the device makes and verifies in this very call
 
     @property
     def length(self) -> int:
@@ -39,7 +40,7 @@ class Row:
     @property
     def context(self) -> int:
         """Positions the row reaches, its own tokens and those of a draft included."""
-        return self.position + len(self.tokens) + self.lookahead
+        return self.position + len(self.tokens) + self.fused_drafts + self.lookahead
 
 
 def int32(values: list[int]) -> Int32:
@@ -50,7 +51,7 @@ def demand_of(rows: Sequence[Row]) -> StepDemand:
     """What a call must hold to compute these rows."""
     num_decode = width = prefill = context = 0
     for row in rows:
-        length = len(row.tokens)
+        length = len(row.tokens) + row.fused_drafts
         if row.is_decode:
             num_decode += 1
             width = max(width, length)

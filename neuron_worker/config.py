@@ -122,6 +122,11 @@ class NeuronConfig:
         return self.speculation.num_tokens if self.speculation is not None and self.speculation.has_draft else 0
 
     @property
+    def is_fused(self) -> bool:
+        """Whether each decode call of the device drafts and verifies by itself."""
+        return self.num_drafts > 0 and self.capabilities.fused_speculation
+
+    @property
     def plan_request(self) -> PlanRequest:
         return PlanRequest(
             max_num_seqs=self.max_num_seqs,

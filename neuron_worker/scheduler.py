@@ -41,6 +41,7 @@ class NeuronScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         config = NeuronConfig.of(self.vllm_config)
         self._capabilities = config.capabilities
+        self._is_fused = config.is_fused
         self._prompts_per_step = config.plan.prompts_per_call
         self._prompt_tokens_per_step = config.plan.chunk_tokens or config.plan.max_prefill_tokens
         self._prompt_steps = 0
@@ -51,7 +52,7 @@ class NeuronScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         output = self._schedule(throttle_prefills)
-        if output.scheduled_spec_decode_tokens:
+        if output.scheduled_spec_decode_tokens and not self._is_fused:
             _tell_placeholders(output)
         return output
 

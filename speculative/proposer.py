@@ -3,7 +3,8 @@
     after a step ── propose(Context) ──▶ drafts ── scheduled with the next step ──▶ verify
 
 Prompt lookup reads the tokens. A draft model or an EAGLE head runs on the device, in a call after the target's; what it
-said reaches its proposer as `Context.drafted`. Either way a proposer may give fewer drafts than it may, or none; wrong
+said reaches its proposer as `Context.drafted`. A device that drafts and verifies inside one call has nothing to say in
+advance: its proposer asks for room. Either way a proposer may give fewer drafts than it may, or none; wrong
 drafts cost time and never a token.
 
 Knows no requests, no engine and no device.
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from .ngram import Tokens, lookup
 from .settings import NGRAM, Speculation
+from .verify import PLACEHOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,17 @@ class DeviceDraft:
         return list(context.drafted or ())[: context.most]
 
 
-def make_proposer(asked: Speculation) -> Proposer:
+class FusedDraft:
+    """Placeholders, so that as many positions are scheduled as the device's call may fill."""
+
+    def propose(self, context: Context) -> list[int]:
+        return [PLACEHOLDER] * context.most
+
+
+def make_proposer(asked: Speculation, *, is_fused: bool = False) -> Proposer:
+    """`is_fused`: the draft is part of the device's step."""
+    if is_fused:
+        return FusedDraft()
     if asked.method == NGRAM:
         return PromptLookup(asked.shortest_match, asked.longest_match)
     return DeviceDraft()

@@ -1,7 +1,7 @@
 """Backends by name. Asking for one imports it; listing them imports nothing.
 
-`capabilities(name)` is what planning needs, `refuse_settings(name, ...)` what it must not promise; neither ever
-imports torch or an SDK. `create(name)` makes the device.
+`capabilities(name)` is what planning needs, `refuse_settings(name, ...)` and `refuse_draft(name, ...)` what it must not
+promise; none of them ever imports torch or an SDK. `create(name)` makes the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from .base import Capabilities, Device
+from .base import Capabilities, Device, DeviceOptions
 from .errors import DeviceError
 
 
@@ -25,6 +25,7 @@ class _Backend:
     capabilities: str  # name of a `Capabilities` in it
     factory: str  # name of a callable in it: Capabilities -> Device
     settings: str | None = None  # module whose `refuse` knows the NeuronConfig fields that the backend does not serve
+    drafts: str | None = None  # module whose `refuse` knows the drafts that it does not serve
 
 
 _BACKENDS = {
@@ -33,7 +34,11 @@ _BACKENDS = {
     "arithmetic": _Backend(".arithmetic", "CAPABILITIES", "ArithmeticDevice"),
     "arithmetic-slots": _Backend(".arithmetic", "SLOT_CAPABILITIES", "ArithmeticDevice"),
     "transformers-neuronx": _Backend(
-        ".transformers_neuronx.capabilities", "CAPABILITIES", "create", ".transformers_neuronx.settings"
+        ".transformers_neuronx.capabilities",
+        "CAPABILITIES",
+        "create",
+        ".transformers_neuronx.settings",
+        ".transformers_neuronx.draft_pair",
     ),
     "torch-neuronx": _Backend(".torch_neuronx.capabilities", "CAPABILITIES", "create", ".torch_neuronx.settings"),
 }
@@ -66,6 +71,14 @@ def refuse_settings(name: str, given: Mapping[str, Any], max_num_seqs: int) -> N
     if backend.settings is not None:
         refuse: Callable[[Mapping[str, Any], int], None] = import_module(backend.settings, __package__).refuse
         refuse(given, max_num_seqs)
+
+
+def refuse_draft(name: str, model_dir: str, draft_dir: str, options: DeviceOptions) -> None:
+    """`DeviceError`, as `load` would raise it, for a draft that the backend does not serve beside this model."""
+    backend = _backend(name)
+    if backend.drafts is not None:
+        refuse: Callable[[str, str, DeviceOptions], None] = import_module(backend.drafts, __package__).refuse
+        refuse(model_dir, draft_dir, options)
 
 
 def create(name: str, device_python: str | None = None, step_seconds: float | None = None) -> Device:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..base import DeviceOptions, StepShape
 from ..errors import DeviceError, DoesNotFit, LoadError
-from . import neuron_config
+from . import draft_pair, neuron_config
 from .artifacts import Artifacts, identity
 from .checkpoint import Checkpoint
 from .engine import PADDING, Engine, FusedEngine, PlainEngine, bring_up
@@ -48,7 +48,7 @@ class Blueprint:
         environ: Mapping[str, str],
     ) -> Blueprint:
         if draft is not None:
-            _check_draft(target, draft, options)
+            draft_pair.check(target, draft, options)
         blueprint = cls(sdk, options, target, draft, environ)
         _ = blueprint.fields(blueprint.target_role)  # refuses what is not served, before anything is read
         return blueprint
@@ -181,24 +181,3 @@ class Blueprint:
 def _cores(options: DeviceOptions) -> str:
     count = options.tensor_parallel_size
     return f"{count} cores" if count > 1 else "1 core"
-
-
-def _check_draft(target: Checkpoint, draft: Checkpoint, options: DeviceOptions) -> None:
-    for name, checkpoint in (("model", target), ("draft", draft)):
-        if not checkpoint.architecture.speculates:
-            raise LoadError(
-                f"the {name} is {checkpoint.architecture.name}: the library speculates with LlamaForCausalLM only; "
-                "serve without a draft"
-            )
-    if target.vocab_size != draft.vocab_size:
-        raise LoadError(
-            f"the draft's vocabulary is {draft.vocab_size}, the model's {target.vocab_size}: they must be the same; "
-            "take a draft of the model's own family"
-        )
-    if options.require_artifacts:
-        raise LoadError(
-            "require_cached: graphs that hold draft and model together are kept by the compiler's own cache alone; "
-            "leave it out, or serve without a draft"
-        )
-    if options.quantization is not None:
-        raise LoadError(f"quantization={options.quantization} is not served with a draft; leave one of them out")

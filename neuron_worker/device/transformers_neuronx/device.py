@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..draft_rows import no_draft
 from ..errors import DeviceError, DoesNotFit, UncompiledShape
-from . import checkpoint, sdk
+from . import draft_pair, sdk
 from .build import Blueprint
 from .capabilities import CAPABILITIES
 from .checkpoint import Checkpoint
@@ -70,8 +70,8 @@ class NeuronxDevice:
         return self._capabilities
 
     def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
-        target = _read(model_dir, options)
-        draft = None if draft_dir is None else _read(draft_dir, options)
+        target = draft_pair.read(model_dir, options)
+        draft = None if draft_dir is None else draft_pair.read(draft_dir, options)
         environment.prepare(self._environ, options.tensor_parallel_size, options.compiler_cache)
         blueprint = Blueprint.of(sdk.load(), options, target, draft, self._environ)
         ending: Ending = HostEnding() if blueprint.sampling is None else ChipEnding(blueprint.sampling)
@@ -227,10 +227,6 @@ class _Step:
         self._seconds += time.perf_counter() - started
         self._calls.append(Ended(places, result))
         return result
-
-
-def _read(model_dir: str, options: DeviceOptions) -> Checkpoint:
-    return checkpoint.read(model_dir, options.dtype, options.quantization, options.max_model_len)
 
 
 def _facts(target: Checkpoint, options: DeviceOptions, blueprint: Blueprint) -> ModelFacts:

@@ -52,8 +52,11 @@ def weight_tiling_obstacle(hidden_size: int) -> str | None:
 
 
 def values(options: DeviceOptions, hidden_size: int, role: Role = "alone", layout: str = "BSH") -> Values:
-    """Every field that is set, as plain data. A draft has the defaults alone, as the classic server's has."""
-    given = {} if role in ("draft", "eagle_draft") else dict(options.neuron_config)
+    """Every field that is set, as plain data. A draft has the defaults alone, as the classic server's has, and the
+    model's sampler: what both draw is compared."""
+    given = dict(options.neuron_config)
+    if role in ("draft", "eagle_draft"):
+        given = {name: fields for name, fields in given.items() if name == "on_device_generation"}
     settings.refuse(given, options.max_num_seqs)
     merged: Values = {"attention_layout": layout, "collectives_layout": layout, "fuse_qkv": True, **_ROLES[role]}
     merged["continuous_batching"] = {"max_num_seqs": options.max_num_seqs}

@@ -1,0 +1,46 @@
+"""Which drafts the library takes beside a model: asked before anything starts, and again when they load.
+
+Reads config.json of both. Imports no torch and no SDK.
+"""
+
+from __future__ import annotations
+
+from ..base import DeviceOptions
+from ..errors import LoadError
+from . import checkpoint
+from .checkpoint import Checkpoint
+
+
+def refuse(model_dir: str, draft_dir: str, options: DeviceOptions) -> None:
+    """`LoadError` says what of the two directories, or of the options beside them, is not served."""
+    check(read(model_dir, options), read(draft_dir, options), options)
+
+
+def read(directory: str, options: DeviceOptions) -> Checkpoint:
+    return checkpoint.read(directory, options.dtype, options.quantization, options.max_model_len)
+
+
+def check(target: Checkpoint, draft: Checkpoint, options: DeviceOptions) -> None:
+    for name, each in (("model", target), ("draft", draft)):
+        if not each.architecture.speculates:
+            raise LoadError(
+                f"the {name} is {each.architecture.name}: the library speculates with LlamaForCausalLM only; "
+                "serve without a draft"
+            )
+    if target.vocab_size != draft.vocab_size:
+        raise LoadError(
+            f"the draft's vocabulary is {draft.vocab_size}, the model's {target.vocab_size}: they must be the same; "
+            "take a draft of the model's own family"
+        )
+    if draft.is_eagle and target.hidden_size != draft.hidden_size:
+        raise LoadError(
+            f"the EAGLE head is {draft.hidden_size} wide, the model {target.hidden_size}: it reads the model's hidden "
+            "states; take a head that was trained for this model"
+        )
+    if options.require_artifacts:
+        raise LoadError(
+            "require_cached: graphs that hold draft and model together are kept by the compiler's own cache alone; "
+            "leave it out, or serve without a draft"
+        )
+    if options.quantization is not None:
+        raise LoadError(f"quantization={options.quantization} is not served with a draft; leave one of them out")
