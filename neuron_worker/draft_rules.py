@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuronserve.speculative.settings import DRAFT_MODEL, EAGLE3, Speculation
+from neuronserve.speculative.settings import DRAFT_MODEL, EAGLE, EAGLE3, Speculation
 
 from .device.base import Capabilities
 from .device.errors import DeviceError
 from .device.graph.config_json import ConfigJson
-from .device.graph.spec import ModelSpec, read_spec
+from .device.graph.spec import ModelSpec, read_head_spec, read_spec
 from .errors import ConfigError
+from .footprint import DraftShape, HeadShape
 
 TOKENIZER = "tokenizer.json"
+NUM_TAPS = 3  # layers whose hidden states an EAGLE-3 head reads
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,21 @@ def check(pair: Pair, capabilities: Capabilities) -> list[str]:
     return _notes(pair)
 
 
+def size_of(speculation: Speculation | None, draft_dir: str | None, capabilities: Capabilities) -> DraftShape | None:
+    """For a plan, of a draft that `check` has let pass."""
+    if speculation is None or draft_dir is None:
+        return None
+    method = speculation.method
+    if method == DRAFT_MODEL:
+        return DraftShape(read_spec(draft_dir, capabilities.more_architectures))
+    config = ConfigJson.in_directory(draft_dir)
+    spec = read_head_spec(config)
+    kept = config.whole("draft_vocab_size", default=spec.vocab_size)
+    rows = 0 if kept == spec.vocab_size and method == EAGLE else kept
+    width = config.whole("target_hidden_size", default=spec.hidden_size)
+    return DraftShape(spec, HeadShape(NUM_TAPS * width if method == EAGLE3 else 2 * spec.hidden_size, rows))
+
+
 def _check_model(pair: Pair, draft: ModelSpec) -> None:
     _check_vocabulary(pair, draft.vocab_size)
     limit, length = pair.speculation.max_length, pair.max_model_len
@@ -71,8 +88,9 @@ def _check_model(pair: Pair, draft: ModelSpec) -> None:
 
 def _check_head(pair: Pair, head: ConfigJson) -> None:
     """An EAGLE head shares the target's positions, and reads its hidden states."""
-    _check_vocabulary(pair, head.whole("vocab_size"))
-    width = head.whole("hidden_size")
+    spec = read_head_spec(head)
+    _check_vocabulary(pair, spec.vocab_size)
+    width = spec.hidden_size
     if pair.speculation.method == EAGLE3:
         width = head.whole("target_hidden_size", default=width)
     if width != pair.target.hidden_size:

@@ -31,7 +31,7 @@ from .draft_directory import refuse_as_target
 from .environment import Environment
 from .errors import ConfigError
 from .exported import ExportSettings, read_settings
-from .footprint import memory_facts
+from .footprint import DraftShape, memory_facts
 from .machine import Machine
 from .picking import Asked, Pick
 
@@ -67,10 +67,11 @@ class Resolution:
     warnings: tuple[str, ...]
     device: str  # one line: which, and why
     machine: Machine
+    draft: DraftShape | None = None
 
     @property
     def memory_facts(self) -> MemoryFacts:
-        return memory_facts(self.config, self.spec, self.plan)
+        return memory_facts(self.config, self.spec, self.plan, self.draft)
 
     @property
     def report(self) -> str:
@@ -124,7 +125,8 @@ def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | N
     plan = _plan(config)
     _check(config, given, environ)
     device = f"device: {choice.backend} ({choice.why})"
-    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here)
+    draft = draft_rules.size_of(config.speculation, request.draft_dir, capabilities)
+    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here, draft)
 
 
 def _config(given: _Given) -> NeuronConfig:
