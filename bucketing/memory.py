@@ -28,6 +28,8 @@ class MemoryFacts:
     scratch_bytes: int = 0  # per core
     cores: int = 1
     core_bytes: int = CORE_BYTES
+    draft_weight_bytes: int = 0  # of a draft beside the model, on all cores together
+    draft_token_bytes: int = 0  # what it keeps of one position, on one core
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,15 @@ def kv_heads_per_core(num_heads: int, num_kv_heads: int, cores: int) -> int:
 
 
 def kv_bytes_per_token(facts: MemoryFacts) -> int:
-    """Keys and values of one position, all layers, on one core."""
+    """Keys and values of one position, all layers, on one core, and a draft's part of the block."""
     heads = kv_heads_per_core(facts.num_heads, facts.num_kv_heads, facts.cores)
-    return 2 * facts.num_layers * heads * facts.head_dim * facts.kv_bytes
+    return 2 * facts.num_layers * heads * facts.head_dim * facts.kv_bytes + facts.draft_token_bytes
 
 
 def memory(facts: MemoryFacts, batch: int, length: int) -> MemoryUse:
     """What each core holds when `batch` sequences may all reach `length`."""
     return MemoryUse(
-        weights=ceil(facts.weight_bytes / facts.cores),
+        weights=ceil((facts.weight_bytes + facts.draft_weight_bytes) / facts.cores),
         kv=batch * length * kv_bytes_per_token(facts),
         scratch=facts.scratch_bytes,
         limit=facts.core_bytes,
@@ -85,7 +87,7 @@ def largest_length(facts: MemoryFacts, batch: int) -> int:
 def cores_for_weights(facts: MemoryFacts) -> int:
     """Fewest cores that hold the weights and one token; 0: scratch alone is too much."""
     free = facts.core_bytes - facts.scratch_bytes
-    return ceil(facts.weight_bytes / free) if free > 0 else 0
+    return ceil((facts.weight_bytes + facts.draft_weight_bytes) / free) if free > 0 else 0
 
 
 def _free_tokens(facts: MemoryFacts) -> int:

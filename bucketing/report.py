@@ -6,6 +6,7 @@ Knows no model and no device; what it prints of memory comes in as `MemoryFacts`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from textwrap import wrap
 
 from neuronserve.neuron_worker.device.base import StepShape
@@ -133,12 +134,19 @@ def _memory(plan: Plan, facts: MemoryFacts) -> list[str]:
     cores = "1 core" if facts.cores == 1 else f"each of {facts.cores} cores"
     lines = [
         f"memory on {cores}",
-        f"  weights  {_gib(use.weights)}",
+        f"  weights  {_gib(use.weights)}{_of_a_draft(facts)}",
         f"  KV cache {_gib(use.kv)}  {batch} x {length} tokens of {kv_bytes_per_token(facts)} bytes",
         f"  scratch  {_gib(use.scratch)}",
         f"  total    {_gib(use.total)}  of {_gib(use.limit).strip()}: {'fits' if use.fits else 'does not fit'}",
     ]
     return lines if use.fits else [*lines, *_folded("  ", remedy(facts, batch, length))]
+
+
+def _of_a_draft(facts: MemoryFacts) -> str:
+    if not facts.draft_token_bytes:
+        return ""
+    weights = _gib(ceil(facts.draft_weight_bytes / facts.cores)).strip()
+    return f"  {weights} and {facts.draft_token_bytes} bytes of each token are the draft's"
 
 
 def remedy(facts: MemoryFacts, batch: int, length: int) -> str:

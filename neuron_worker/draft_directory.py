@@ -11,6 +11,7 @@ from neuronserve.speculative.settings import DRAFT_MODEL, EAGLE, EAGLE3
 
 from .device.errors import LoadError
 from .device.graph.config_json import ConfigJson
+from .device.graph.draft import form_of
 from .errors import ConfigError
 
 OTHERS = {
@@ -21,6 +22,9 @@ OTHERS = {
 }
 """Keys of drafts that are not served, and what they are."""
 
+METHODS = {"model": DRAFT_MODEL, "eagle": EAGLE, "eagle3": EAGLE3}
+"""The device's name for a form -> vLLM's."""
+
 SERVED = "a model with the same vocabulary, or an EAGLE head (is_eagle: true, or EAGLE-3's form), is"
 
 
@@ -30,12 +34,7 @@ def method_of(directory: str) -> str:
         config = ConfigJson.in_directory(directory)
         if what := other_speculator(config):
             raise ConfigError(f"speculative_model={directory!r} is {what}, which is not supported; {SERVED}")
-        names = [str(name) for name in config.get("architectures") or ()]
-        if any("Eagle3" in name for name in names):
-            return EAGLE3
-        if config.flag("is_eagle", default=False) or any(name.startswith("Eagle") for name in names):
-            return EAGLE
-        return EAGLE3 if config.has("draft_vocab_size") else DRAFT_MODEL
+        return METHODS[form_of(config)]
     except LoadError as error:
         raise ConfigError(str(error)) from None
 
@@ -52,8 +51,8 @@ def refuse_as_target(directory: str) -> None:
     config = ConfigJson.in_directory(directory)
     if what := other_speculator(config):
         raise ConfigError(
-            f"{config.path} is that of {what}, which is not supported: serve the model that it was trained for, and "
-            "--speculative-model ngram beside it"
+            f"{config.path} is that of {what}, which is not supported: serve the model that it was trained for; "
+            "--speculative-model ngram (the launcher's --speculate) looks drafts up in the prompt"
         )
     if config.get("is_eagle") is True:
         raise ConfigError(

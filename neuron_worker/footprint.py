@@ -9,7 +9,7 @@ An estimate to decide by, not the compiler's account: it reuses and tiles as it 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from neuronserve.bucketing.memory import MemoryFacts, kv_heads_per_core
 from neuronserve.bucketing.plan import Plan
@@ -28,7 +28,23 @@ SCORED_AT_ONCE = 64
 FLOAT = 4
 
 
-def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan) -> MemoryFacts:
+@dataclass(frozen=True)
+class DraftShape:
+    """What a draft's config.json says of its size."""
+
+    spec: ModelSpec
+    head: HeadShape | None = None  # None: it is a model of its own
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What an EAGLE head has beside its one layer; embeddings and the whole vocabulary are the target's."""
+
+    features: int  # inputs of `fc`: hidden states, and in the first form an embedding
+    vocab_size: int  # tokens it drafts from; 0: it has no rows of its own
+
+
+def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan, draft: DraftShape | None = None) -> MemoryFacts:
     cores, capabilities = config.tensor_parallel_size, config.capabilities
     prompt_rows = plan.prompts_per_call + (SCORED_AT_ONCE if capabilities.prompt_logprobs else 0)
     return MemoryFacts(
@@ -45,7 +61,27 @@ def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan) -> MemoryFac
             for shape in plan.shapes
         ),
         cores=cores,
+        draft_weight_bytes=0 if draft is None else draft_weights(draft, config),
+        draft_token_bytes=0 if draft is None else draft_token_bytes(draft, config),
     )
+
+
+def draft_weights(draft: DraftShape, config: NeuronConfig) -> int:
+    """On all cores together."""
+    spec, head, dtype = draft.spec, draft.head, float_type(config.dtype)
+    if head is None:
+        cores = config.tensor_parallel_size
+        return weights_of_all_cores(spec, cores, dtype, config.quantization, config.quantize_head)
+    added = spec.hidden_size * (head.features + head.vocab_size)
+    return ITEM_BYTES[dtype] * (spec.num_linear_parameters + added) + FLOAT * spec.num_vector_parameters
+
+
+def draft_token_bytes(draft: DraftShape, config: NeuronConfig) -> int:
+    """Keys and values on one core; for a head also the feature that it goes on from."""
+    spec, cores = draft.spec, config.tensor_parallel_size
+    item = ITEM_BYTES[float_type(config.capabilities.cache_dtype or config.dtype)]
+    heads = kv_heads_per_core(spec.num_heads, spec.num_kv_heads, cores)
+    return item * 2 * spec.num_layers * heads * spec.head_dim + (FLOAT * spec.hidden_size if draft.head else 0)
 
 
 def float_type(dtype: str) -> FloatType:

@@ -13,10 +13,15 @@ from vllm.config import SpeculativeConfig
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from neuronserve.neuron_worker.config import NeuronConfig
+from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
+from neuronserve.neuron_worker.device.arithmetic import CAPABILITIES
 from neuronserve.neuron_worker.draft_directory import method_of
+from neuronserve.neuron_worker.draft_rules import size_of
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.footprint import draft_weights
+from neuronserve.neuron_worker.resolve import resolve
 from neuronserve.server.cli import main
+from neuronserve.speculative.settings import Speculation
 
 from .tiny_model import VOCAB_SIZE, tiny_model
 
@@ -129,6 +134,10 @@ def test_a_step_has_room_for_the_places_that_vllm_keeps_for_drafts(tiny: str, tm
 # -- what does not fit
 
 
+HEAD = {"is_eagle": True, "num_hidden_layers": 1}
+HEAD3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+
+
 def refusal(target: str, draft: str, **asked: Any) -> str:
     with pytest.raises(ConfigError) as raised:
         configured(target, speculative_model=draft, **{"num_speculative_tokens": 4, **asked})
@@ -143,7 +152,7 @@ def test_another_vocabulary(tiny: str, tmp_path: Path) -> None:
 
 
 def test_another_vocabulary_of_a_head(tiny: str, tmp_path: Path) -> None:
-    message = refusal(tiny, tiny_model(tmp_path, vocab_size=65, is_eagle=True))
+    message = refusal(tiny, tiny_model(tmp_path, vocab_size=65, **HEAD))
     assert "has a vocabulary of 65, the model one of 64" in message
 
 
@@ -183,9 +192,9 @@ def test_a_draft_needs_no_tokenizer(tiny: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "width"),
     [
-        ({"is_eagle": True, "hidden_size": 64}, 64),
-        ({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}, 64),
-        ({"architectures": ["LlamaForCausalLMEagle3"], "target_hidden_size": 96}, 96),
+        ({**HEAD, "hidden_size": 64}, 64),
+        ({**HEAD3, "hidden_size": 64}, 64),
+        ({**HEAD3, "target_hidden_size": 96}, 96),
     ],
 )
 def test_a_head_of_another_width(tiny: str, tmp_path: Path, form: dict[str, Any], width: int) -> None:
@@ -194,8 +203,7 @@ def test_a_head_of_another_width(tiny: str, tmp_path: Path, form: dict[str, Any]
 
 
 def test_an_eagle3_head_has_a_width_of_its_own(tiny: str, tmp_path: Path) -> None:
-    form = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64, "target_hidden_size": 128}
-    draft = tiny_model(tmp_path, **form)
+    draft = tiny_model(tmp_path, **HEAD3, hidden_size=64, target_hidden_size=128)
     assert configured(tiny, speculative_model=draft, num_speculative_tokens=1).method == "eagle3"
 
 
@@ -215,8 +223,12 @@ def test_a_table_of_positions_cannot_be_left(tiny: str, tmp_path: Path) -> None:
 
 
 def test_a_head_has_the_targets_positions(tiny: str, tmp_path: Path) -> None:
-    draft = tiny_model(tmp_path, is_eagle=True, max_position_embeddings=100)
+    draft = tiny_model(tmp_path, **HEAD, max_position_embeddings=100)
     assert configured(tiny, speculative_model=draft, num_speculative_tokens=1).method == "eagle"
+
+
+def test_a_head_of_several_layers(tiny: str, tmp_path: Path) -> None:
+    assert "num_hidden_layers is 2 in" in refusal(tiny, tiny_model(tmp_path, is_eagle=True))
 
 
 def test_another_architecture(tiny: str, tmp_path: Path) -> None:
@@ -256,3 +268,38 @@ def test_settings_of_prompt_lookup(tiny: str, tmp_path: Path) -> None:
 def test_a_head_is_not_served_as_a_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is that of an EAGLE head: serve the model that it was trained for"):
         EngineArgs(model=tiny_model(tmp_path, is_eagle=True), additional_config={}).create_engine_config()
+
+
+# -- what it takes
+
+
+def report(target: str, draft: str, capsys: pytest.CaptureFixture[str]) -> str:
+    flags = "--max-model-len 128 --max-num-seqs 4 --dtype float32 --neuronserve.backend arithmetic"
+    drafts = ["--speculative-model", draft, "--num-speculative-tokens", "4"]
+    assert main(["plan", target, *flags.split(), *drafts]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_draft_models_weights_and_cache_are_in_the_plan(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = report(tiny, tiny_model(tmp_path, num_hidden_layers=1), capsys)
+    # Keys and values of 8 heads of 4 numbers, 4 bytes each: two layers of the model, and one of the draft.
+    assert f"4 x 128 tokens of {3 * 2 * 8 * 4 * 4} bytes" in printed
+    assert f"{2 * 8 * 4 * 4} bytes of each token are the draft's" in printed
+
+
+@pytest.mark.parametrize("form", ["eagle", "eagle3"])
+def test_a_head_keeps_a_feature_of_each_position(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    printed = report(tiny, tiny_model(tmp_path, **FORMS[form]), capsys)
+    assert f"{2 * 8 * 4 * 4 + 4 * 128} bytes of each token are the draft's" in printed
+
+
+def test_a_heads_weights_by_hand(tiny: str, tmp_path: Path) -> None:
+    shape = size_of(Speculation("eagle", 4, model="x"), tiny_model(tmp_path, **FORMS["eagle"]), CAPABILITIES)
+    assert shape is not None
+    matrices = 128 * (128 + 2 * 32) + 128 * 128 + 3 * 128 * 128  # qkv, attention's output, MLP
+    served = resolve(ServeRequest(tiny, dtype="float32", options={"backend": "arithmetic"}), {}).config
+    assert draft_weights(shape, served) == 4 * (matrices + 128 * 2 * 128 + shape.spec.num_vector_parameters)
