@@ -40,20 +40,26 @@ class Pair:
 
 def check(pair: Pair, capabilities: Capabilities) -> list[str]:
     """Refuse what cannot work; one line for each setting that has no effect."""
-    if not capabilities.drafts:
+    if not (capabilities.drafts or capabilities.fused_speculation):
         raise ConfigError(
             f"{pair.draft}: the {capabilities.name} device runs no draft beside the model; leave it out, or use "
             "--speculative-model ngram"
         )
     try:
         if pair.speculation.method == DRAFT_MODEL:
-            _check_model(pair, read_spec(pair.draft_dir))
+            spec = read_spec(pair.draft_dir, capabilities.more_architectures)
+            _check_model(pair, spec, may_stop_early=capabilities.drafts)
+        elif pair.speculation.method == EAGLE3 and not capabilities.drafts:
+            raise ConfigError(
+                f"{pair.draft} is an EAGLE-3 head: the {capabilities.name} device reads EAGLE's first form alone "
+                "(is_eagle: true in its config.json); give such a head, or a draft model"
+            )
         else:
             _check_head(pair, ConfigJson.in_directory(pair.draft_dir))
     except DeviceError as error:
         raise ConfigError(f"{pair.draft}: {error}") from None
     _check_tokenizer(pair)
-    return _notes(pair)
+    return _notes(pair, may_stop_early=capabilities.drafts)
 
 
 def size_of(speculation: Speculation | None, draft_dir: str | None, capabilities: Capabilities) -> DraftShape | None:
@@ -71,12 +77,14 @@ def size_of(speculation: Speculation | None, draft_dir: str | None, capabilities
     return DraftShape(spec, HeadShape(NUM_TAPS * width if method == EAGLE3 else 2 * spec.hidden_size, rows))
 
 
-def _check_model(pair: Pair, draft: ModelSpec) -> None:
+def _check_model(pair: Pair, draft: ModelSpec, *, may_stop_early: bool) -> None:
+    """`may_stop_early`: whether a sequence that is too long for the draft is decoded without it."""
     _check_vocabulary(pair, draft.vocab_size)
-    limit, length = pair.speculation.max_length, pair.max_model_len
+    length = pair.max_model_len
+    limit = pair.speculation.max_length if may_stop_early else None
     if draft.longest >= length or (draft.rope is not None and limit is not None and limit <= draft.longest):
         return
-    if draft.rope is None:
+    if draft.rope is None or not may_stop_early:
         remedy = f"use --max-model-len {draft.longest} or less"
     else:
         remedy = f"use --max-model-len {draft.longest}, or --speculative-max-model-len {draft.longest}"
@@ -137,9 +145,9 @@ def _shown(tokens: Mapping[int, str], id: int) -> str:
     return repr(tokens[id]) if id in tokens else "none"
 
 
-def _notes(pair: Pair) -> list[str]:
-    limit = pair.speculation.max_length
-    if limit is None or limit <= pair.max_model_len:
+def _notes(pair: Pair, *, may_stop_early: bool) -> list[str]:
+    limit, longest = pair.speculation.max_length, pair.max_model_len
+    if limit is None or limit == longest or (limit < longest and may_stop_early):
         return []
-    longest = pair.max_model_len
-    return [f"--speculative-max-model-len {limit} has no effect: no sequence is longer than {longest} tokens"]
+    why = f"no sequence is longer than {longest} tokens" if limit > longest else "every step of this device drafts"
+    return [f"--speculative-max-model-len {limit} has no effect: {why}"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,13 @@ from typing import Any
 import pytest
 from vllm.exceptions import VLLMValidationError
 
+from .conftest import LIBRARY
 from .engine import Engine, greedy
 from .tiny_model import VOCAB_SIZE, tiny_model
 
-FAKES = str(Path(__file__).resolve().parents[1] / "fakes")
-NAME = "transformers_neuronx"
 PROMPTS = [[3, 4], [50, 60, 20], list(range(3, 63)), [7] * 40, [9]]
 
 Make = Callable[..., Engine]
-
-
-@pytest.fixture(scope="module")
-def answers() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FAKES)
-        patch.setenv("NEURON_RT_NUM_CORES", "2")
-        yield import_module(f"{NAME}.answers")
-    for name in [name for name in sys.modules if name.split(".")[0] == NAME]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +97,7 @@ def test_scores_of_a_prompt_are_refused_before_they_end_a_neighbour(engine: Engi
 def test_a_runtime_that_fails_ends_the_running_requests_and_the_model_is_loaded_again(
     engine: Engine, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chip = import_module(f"{NAME}.chip")
+    chip = import_module(f"{LIBRARY}.chip")
     before = engine.worker.runner.device
     for number in range(4):
         engine.add(f"runs {number}", [5 + number, 6], greedy(20))
