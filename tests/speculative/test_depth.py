@@ -21,7 +21,7 @@ class Traffic:
     verify: float  # seconds of a step with drafts, one without them takes 1
     found: float = 1.0  # how often a row has drafts at all
     length: int = 100
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    random: np.random.Generator = field(repr=False, default_factory=lambda: np.random.default_rng(7))
 
     def run(self, depth: Depth, num_steps: int) -> float:
         """Tokens a second and row."""
