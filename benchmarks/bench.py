@@ -135,7 +135,10 @@ def table(found: Values, asked: Sequence[Column]) -> None:
 
 
 def cell(values: Sequence[float] | None) -> str:
-    return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})" if values else ""
+    if not values:
+        return ""
+    digits = 0 if min(values) >= 10 else 1
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def ratio(found: Values, a: str, b: str, column: str, other: str | None = None) -> float:

@@ -1,14 +1,16 @@
 """CPU seconds of the server outside the device call, at 8 streams in int8: `python benchmarks/host_share.py`.
 
 API, engine, scheduler, packing, sampling and streaming, as a share of all CPU time of the server's processes. The
-device's time is that of its own threads, which run in a step alone, and of the engine's thread, which computes beside
-them while it is in the call (`neuronserve_step_seconds_total`, wall-clock time: on a busy machine it says too much).
+device's time is that of its own threads, which run in a step alone, and of the engine's main thread while it is in the
+call and computes beside them: as long as the calls took by the clock, or as much as the device's busiest own thread
+used, whichever is less (the clock says too much on a busy machine).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -30,18 +32,22 @@ ENGINE = "VLLM::EngineCor"
 class Spent:
     """CPU seconds between two readings."""
 
-    engine_threads: float  # the device's own threads
+    device_threads: tuple[float, ...]  # each of the device's own
     engine_main: float
     others: dict[str, float]  # by process name; `VLLM::EngineCor` holds its helper threads
     device_calls: float  # wall-clock seconds inside them
 
     @property
     def all(self) -> float:
-        return self.engine_threads + self.engine_main + sum(self.others.values())
+        return sum(self.device_threads) + self.engine_main + sum(self.others.values())
+
+    @property
+    def main_in_device(self) -> float:
+        return min(self.device_calls, self.engine_main, *self.device_threads[:1])
 
     @property
     def outside(self) -> float:
-        return self.all - self.engine_threads - min(self.device_calls, self.engine_main)
+        return self.all - sum(self.device_threads) - self.main_in_device
 
     @property
     def share(self) -> float:
@@ -53,27 +59,27 @@ def spent(
 ) -> Spent:
     """`device`: ids of the device's threads."""
     grown = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
-    threads = main = 0.0
+    main = 0.0
+    threads: list[float] = []
     others: dict[str, float] = {}
     for thread, seconds in grown.items():
         if thread.thread in device:
-            threads += seconds
+            threads.append(seconds)
         elif thread.name == ENGINE and thread.thread == thread.process:
             main += seconds
         else:
             others[thread.name] = others.get(thread.name, 0.0) + seconds
-    return Spent(threads, main, others, device_calls)
+    return Spent(tuple(sorted(threads, reverse=True)), main, others, device_calls)
 
 
-def device_threads(before: Mapping[Thread, float], after: Mapping[Thread, float], device_calls: float) -> set[int]:
-    """Those of the engine that were busy for most of the time of the calls: nothing else in that process is."""
-    return {
-        thread.thread
+def device_threads(before: Mapping[Thread, float], after: Mapping[Thread, float], count: int) -> set[int]:
+    """The `count` that did most of the engine's threads beside the main one: nothing else there computes."""
+    grown = {
+        thread.thread: seconds - before.get(thread, 0.0)
         for thread, seconds in after.items()
-        if thread.name == ENGINE
-        and thread.thread != thread.process
-        and seconds - before.get(thread, 0.0) > 0.5 * device_calls
+        if thread.name == ENGINE and thread.thread != thread.process
     }
+    return set(sorted(grown, key=lambda thread: grown[thread])[len(grown) - count :]) if count else set()
 
 
 async def streams(server: Server, ids: Sequence[int]) -> None:
@@ -91,7 +97,8 @@ def one_round(server: Server, ids: Sequence[int]) -> Spent:
     calls, before = device_seconds(server), cpu_seconds(server.pid)
     asyncio.run(streams(server, ids))
     after, calls = cpu_seconds(server.pid), device_seconds(server) - calls
-    return spent(before, after, device_threads(before, after, calls), calls)
+    own_threads = len(os.sched_getaffinity(0)) - 1  # the main thread is the device's first
+    return spent(before, after, device_threads(before, after, own_threads), calls)
 
 
 def main() -> None:
@@ -111,8 +118,8 @@ def main() -> None:
             latest = found[-1]
             parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in latest.others.items() if seconds >= 0.005)
             print(
-                f"  {latest.all:.2f} CPU s: device threads {latest.engine_threads:.2f}, engine's main thread "
-                f"{latest.engine_main:.2f} (in device calls {latest.device_calls:.2f}), {parts}"
+                f"  {latest.all:.2f} CPU s: device's threads {sum(latest.device_threads):.2f}, engine's main thread "
+                f"{latest.engine_main:.2f} (device calls took {latest.device_calls:.2f}), {parts}"
             )
     shares = [round_.share for round_ in found]
     share = statistics.median(shares)

@@ -174,7 +174,7 @@ def outside_the_engine(model: str, flags: tuple[str, ...], rounds: int) -> None:
             before = total(server.metrics(), "neuronserve_steps_total")
             spent = host_share.one_round(server, ids)
             steps = total(server.metrics(), "neuronserve_steps_total") - before
-            engine = max(0.0, spent.engine_main - spent.device_calls)
+            engine = spent.engine_main - spent.main_in_device
             parts = {**spent.others, "engine's main thread outside device calls": engine}
             found.append({name: 1e3 * value / steps for name, value in parts.items()})
     show(f"CPU time outside device calls per step, a server with {host_share.STREAMS} streams", middle(found))

@@ -41,8 +41,8 @@ def test_every_column_with_a_bar_names_its_number() -> None:
 
 def test_a_table_leaves_a_cell_empty_where_an_engine_was_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
     table({"a": {"x": [1.0, 3.0, 2.0]}}, [Column("x", {}), Column("y", {})])
-    assert capsys.readouterr().out.endswith("| a | 2 (1-3) |  |\n")
-    assert cell(None) == ""
+    assert capsys.readouterr().out.endswith("| a | 2.0 (1.0-3.0) |  |\n")
+    assert (cell(None), cell([10.0, 30.4, 20.0])) == ("", "20 (10-30)")
 
 
 def test_the_floor_is_the_slower_of_bytes_and_operations() -> None:
@@ -107,11 +107,13 @@ def test_cpu_time_outside_the_device_is_all_but_its_threads_and_its_calls() -> N
     api = Thread(9, 9, "vllm")
     before = {main: 10.0, pool: 5.0, helper: 1.0}
     after = {main: 20.0, pool: 13.0, helper: 1.5, api: 1.5}
-    device = device_threads(before, after, device_calls=8.0)
+    device = device_threads(before, after, count=1)
     assert device == {2}
-    found = spent(before, after, device, device_calls=8.0)
+    assert device_threads(before, after, count=0) == set()
+    found = spent(before, after, device, device_calls=8.5)
     # 10 of the main thread, 8 of the pool, 0.5 and 1.5 of others; outside: 2 + 0.5 + 1.5.
     assert (found.all, found.outside, found.share) == (20.0, 4.0, 0.2)
+    assert spent(before, after, device, device_calls=7.0).outside == 5.0
 
 
 def test_a_fit_finds_what_made_the_numbers() -> None:
