@@ -1,0 +1,100 @@
+"""What a step costs besides the device: how often it is called, with which shapes, and what is copied for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch
+from neuronserve.neuron_worker.rounds import HostRow
+
+from .engine import Engine, greedy
+
+
+class Calls:
+    """Every call of the engine's device, and the logits that were handed on."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[PackedBatch] = []
+        self.outputs: list[DeviceOutput] = []
+        self.sampled: list[list[HostRow]] = []
+        runner = engine.worker.runner
+        run = runner.device.run
+
+        def noting(batch: PackedBatch) -> DeviceOutput:
+            self.batches.append(batch)
+            self.outputs.append(run(batch))
+            return self.outputs[-1]
+
+        def sample(rows: list[HostRow], *more: Any) -> Any:
+            self.sampled.append(list(rows))
+            return in_rounds(rows, *more)
+
+        from neuronserve.neuron_worker import runner as module
+
+        in_rounds = module.sample_in_rounds
+        monkeypatch.setattr(runner.device, "run", noting)
+        monkeypatch.setattr(module, "sample_in_rounds", sample)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        return [(batch.shape.decode_rows, batch.shape.prefill_tokens) for batch in self.batches]
+
+
+@pytest.fixture
+def crowd(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Calls]]:
+    """Three requests, one of which is sampled on the host where `logprobs` says so."""
+
+    def start(**more: Any) -> tuple[Engine, Calls]:
+        engine = make_engine()
+        calls = Calls(engine, monkeypatch)
+        for number, prompt in enumerate(([3, 4], [5, 6, 7], [8])):
+            engine.add(f"r{number}", prompt, greedy(8, **(more if number == 0 else {})))
+        return engine, calls
+
+    return start
+
+
+def test_a_step_is_one_call_of_the_smallest_shape_that_holds_it(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+    engine, calls = crowd()
+    engine.step(4)
+    # Six prompt tokens in a bucket of 16, then three rows where there are shapes of 1, 2 and 4.
+    assert calls.shapes == [(0, 16), (4, 0), (4, 0), (4, 0)]
+    assert {batch.shape for batch in calls.batches} <= set(engine.worker.config.plan.shapes)
+
+
+def test_the_shape_follows_the_rows_that_are_left(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+    engine, calls = crowd()
+    engine.step(2)
+    engine.core.abort_request(["r0"])
+    engine.core.abort_request(["r1"])
+    engine.step(2)
+    assert calls.shapes[2:] == [(1, 0), (1, 0)]
+
+
+def test_a_steady_step_writes_into_the_arrays_of_the_step_before(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+    engine, calls = crowd()
+    engine.step(5)
+    first, *others = calls.batches[1:]
+    assert len(others) == 3
+    for other in others:
+        assert other is first
+
+
+def test_no_logits_are_copied_for_rows_sampled_on_the_host(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+    engine, calls = crowd(logprobs=1)
+    engine.step(4)
+    assert [len(rows) for rows in calls.sampled] == [1, 1, 1, 1]
+    for output, (row,) in zip(calls.outputs, calls.sampled, strict=True):
+        assert output.logits is not None
+        assert np.shares_memory(row.logits, output.logits)
+
+
+def test_rows_sampled_on_the_device_bring_no_logits_over(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+    engine, calls = crowd()
+    engine.step(4)
+    assert [output.logits for output in calls.outputs] == [None] * 4
+    assert calls.sampled == []
