@@ -14,7 +14,6 @@ from neuronserve.neuron_worker.device.cpu.library import num_threads as usable_c
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Machine
 from neuronserve.neuron_worker.resolve import Resolution, resolve, shared, spell_dtype
-from neuronserve.speculative.settings import Speculation
 
 from .tiny_model import tiny_model
 
@@ -463,19 +462,6 @@ def test_a_setting_that_the_backend_does_not_drive_is_refused_before_it_loads(
 def test_the_other_backend_of_a_chip_has_none_of_the_librarys_settings(tiny: str) -> None:
     with pytest.raises(ConfigError, match="override_neuron_config: fuse_qkv are settings of transformers-neuronx"):
         resolved(tiny, override={"fuse_qkv": True}, options={"backend": "torch-neuronx"})
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (Speculation("ngram", 4), "the transformers-neuronx device verifies drafts of a model inside it and no others"),
-        (Speculation("draft_model", 4, model="/draft"), "whose several tokens the server does not take yet; leave it"),
-        (Speculation("eagle", 4, model="/head"), "whose several tokens the server does not take yet; leave it"),
-    ],
-)
-def test_a_chip_that_drafts_inside_a_call_is_given_no_drafts(tiny: str, asked: Speculation, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"speculative_config: .*{message}"):
-        resolved(tiny, speculation=asked, options=CHIP)
 
 
 MULTI_NODE = {"NEURON_RANK_ID": "1", "CPU_COMM_ID": "10.0.0.1:8989", "NEURON_PP_STAGES": "1"}
