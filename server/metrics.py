@@ -119,6 +119,10 @@ def own_families(snapshots: Snapshots, config: NeuronConfig) -> Iterator[Metric]
     yield _counter("device_calls", "Calls of the device", snapshots, (), _plain("device_calls"))
     yield _counter("step_seconds", "Time in steps, by whose it was", snapshots, ("where",), _step_seconds)
     yield _counter("device_restarts", "Restarts of a lost device", snapshots, (), _plain("device_restarts"))
+    if config.speculation is not None:
+        yield _counter("decode_rows", "Rows of decode steps, drafts or none", snapshots, (), _plain("decode_tokens"))
+        yield _counter("draft_tokens", "Drafts that were verified", snapshots, ("what",), _drafts)
+        yield _counter("draft_seconds", "Device time of a draft model", snapshots, (), _plain("draft_seconds"))
     yield _gauge("compiled_shapes", "Shapes prepared at start", snapshots, "num_shapes")
     yield _gauge("warmup_seconds", "Time it took to prepare them", snapshots, "warmup_seconds")
 
@@ -169,6 +173,11 @@ def _tokens(snapshot: Snapshot) -> Values:
 
 def _sampled(snapshot: Snapshot) -> Values:
     return {(where,): snapshot[f"rows_sampled_on_{where}"] for where in ("device", "host")}
+
+
+def _drafts(snapshot: Snapshot) -> Values:
+    accepted = sum(kept * times for kept, times in snapshot["accepted_drafts"])
+    return {("accepted",): accepted, ("rejected",): snapshot["drafted_tokens"] - accepted}
 
 
 def _step_seconds(snapshot: Snapshot) -> Values:

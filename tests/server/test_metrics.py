@@ -16,6 +16,7 @@ from neuronserve.neuron_worker.resolve import resolve
 from neuronserve.server.metrics import Engines, Snapshots, exposition, own_families
 from neuronserve.server.tgi import engine_metrics
 from neuronserve.server.tgi.metrics import Recorder, Timings
+from neuronserve.speculative.settings import Speculation
 
 from ..neuron_worker.tiny_model import tiny_model
 
@@ -95,6 +96,18 @@ def test_ours_by_engine(config: NeuronConfig) -> None:
     assert found["neuronserve_tokens_total{1,prefill,padded}"] == 11
     assert found["neuronserve_sampled_rows_total{1,host}"] == 2
     assert [found[f"neuronserve_device_restarts_total{{{engine}}}"] for engine in "01"] == [0, 1]
+
+
+def test_drafts_where_there_are_any(config: NeuronConfig) -> None:
+    counters = Counters(decode_tokens=10, drafted_tokens=24, draft_seconds=0.5)
+    counters.accepted_drafts = {1: 4, 3: 1}
+    drafting = replace(config, speculation=Speculation("ngram", 4))
+    found = values(own_families({"0": snapshot(counters)}, drafting))
+    assert found["neuronserve_decode_rows_total{0}"] == 10
+    assert found["neuronserve_draft_tokens_total{0,accepted}"] == 4 * 1 + 1 * 3
+    assert found["neuronserve_draft_tokens_total{0,rejected}"] == 24 - 7
+    assert found["neuronserve_draft_seconds_total{0}"] == 0.5
+    assert not [name for name in values(own_families({"0": snapshot(counters)}, config)) if "draft" in name]
 
 
 def test_an_engine_that_was_never_read_has_no_values(config: NeuronConfig) -> None:
