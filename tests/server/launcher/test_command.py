@@ -193,6 +193,16 @@ def test_a_device_without_prompt_lookup_refuses_it_in_the_launcher_s_words(tmp_p
         look(settings, {"NEURONSERVE_BACKEND": "transformers-neuronx"})
 
 
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [("medusa_num_heads", "Medusa heads"), ("speculator", "a speculator"), ("n_predict", "an MLP speculator")],
+)
+def test_a_speculator_in_the_place_of_a_model_is_refused_by_name(tmp_path: Path, key: str, what: str) -> None:
+    model = look_at_model(tiny_model(tmp_path, **{key: 3}), None, None)
+    with pytest.raises(ConfigError, match=f"is that of {what}, which is not supported: .*--speculate"):
+        look(settle(read([], {}), model=model), {})
+
+
 def test_what_the_device_refuses_is_refused_here(tmp_path: Path) -> None:
     model = look_at_model(tiny_model(tmp_path, architectures=["PhiForCausalLM"]), None, None)
     with pytest.raises(ConfigError, match="PhiForCausalLM"):
