@@ -43,4 +43,6 @@ BLOCK_CHIP = replace(CPU, name="block-chip", on_chip=True, default_max_graphs=8,
 
 CHUNKING_CHIP = replace(BLOCK_CHIP, name="chunking-chip", mixes_prefill_and_decode=False)
 
-ALL = (CPU, SLOT_CHIP, BLOCK_CHIP, CHUNKING_CHIP)
+FUSED_CHIP = replace(SLOT_CHIP, name="fused-chip", fused_speculation=True)
+
+ALL = (CPU, SLOT_CHIP, BLOCK_CHIP, CHUNKING_CHIP, FUSED_CHIP)

@@ -273,6 +273,17 @@ def test_demand_counts_rows_widths_tokens_and_reach() -> None:
     assert demand_of(rows) == StepDemand(decode_rows=2, decode_width=3, prefill_tokens=2, context=10)
 
 
+def test_a_row_with_drafts_of_the_device_s_own_is_as_wide_as_it_may_grow() -> None:
+    shape = StepShape(3, 4, 0, 16)
+    rows = [decode(5, 4, [1], fused_drafts=3), decode(6, 9, [2], fused_drafts=1), decode(7, 2, [3])]
+    assert demand_of(rows) == StepDemand(decode_rows=3, decode_width=4, prefill_tokens=0, context=11)
+    assert rows[1].context == 11
+    assert packed(rows, shape).decode.lengths.tolist() == [1, 1, 1]  # type: ignore[union-attr]
+
+    given = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, -1, -1, -1]], np.int32)
+    assert [row.tokens.tolist() for row in unpack(DeviceOutput(given), rows, shape)] == [[1, 2, 3, 4], [5, 6], [9]]
+
+
 def test_a_draft_request_knows_what_stands_and_what_follows() -> None:
     shape = StepShape(3, 3, 8, 16)
     packer = StepPacker(BLOCK_SIZE, PROMPTS)

@@ -11,7 +11,7 @@ from neuronserve.bucketing.plan import MAX_GRAPHS, Plan, PlanRequest, cost, make
 from neuronserve.bucketing.shape import StepDemand, holds
 from neuronserve.neuron_worker.device.base import Capabilities, StepShape
 
-from .devices import ALL, BLOCK_CHIP, CHUNKING_CHIP, CPU, SLOT_CHIP
+from .devices import ALL, BLOCK_CHIP, CHUNKING_CHIP, CPU, FUSED_CHIP, SLOT_CHIP
 
 FINE = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 240, 256)
 
@@ -97,6 +97,13 @@ def test_verifying_drafts_adds_shapes_of_that_width() -> None:
         StepShape(0, 1, 16, 256),
         *(StepShape(rows, width, 16, 256) for rows in (1, 2) for width in (1, 4)),
     }
+
+
+def test_where_drafts_are_made_inside_a_call_every_decode_is_wide() -> None:
+    request = PlanRequest(max_num_seqs=2, max_model_len=256, block_size=256, decode_width=4)
+    assert make_plan(request, FUSED_CHIP).decode_widths == (4,)
+    assert make_plan(request, SLOT_CHIP).decode_widths == (1, 4)
+    assert make_plan(PlanRequest(2, 256, 256), FUSED_CHIP).decode_widths == (1,)
 
 
 # The user's own buckets.

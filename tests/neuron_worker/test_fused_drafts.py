@@ -15,6 +15,9 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
+from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.sampling import HostSampler
+
 from ..tools.bare_python import python_that_finds
 from .conftest import FAKES, LIBRARY
 from .engine import Engine, greedy, note_pauses
@@ -205,6 +208,12 @@ def test_a_draft_that_is_right_takes_a_quarter_of_the_steps(drafting: tuple[str,
 
 
 # -- shapes, failures, places
+
+
+def test_processors_of_ones_own_are_refused(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostSampler, "has_custom_processors", True)
+    with pytest.raises(ConfigError, match=r"^logits processors of your own need logits on the host, but sampling is"):
+        start_with("half", tmp_path)
 
 
 def test_every_decode_is_as_wide_as_a_row_may_grow(engine: Engine) -> None:
