@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Row:
     start: int  # P
     next_rows: NDArray[np.int64]  # [A], the draft vocabulary's row of the token after each entry, -1: not in it
     best_rows: NDArray[np.int64]  # [A, WANTED]
-    best_weights: NDArray[np.float32]  # [A, WANTED], their probabilities; they sum to 1
+    best_weights: NDArray[np.float32]  # [A, WANTED], their probabilities among themselves
 
     @property
     def num_entries(self) -> int:
@@ -65,6 +65,8 @@ class Batch:
 @torch.inference_mode()
 def rows_of(pairs: Sequence[Pair], kept: Tensor, lm_head: Tensor) -> list[Row]:
     """`kept` [D] are the draft vocabulary's tokens, `lm_head` [D, H] the target's rows of these."""
+    narrow = torch.bfloat16
+    narrow_head = lm_head.to(narrow)
     row_of_token = {token: row for row, token in enumerate(kept.tolist())}
     found = []
     for answer, values in pairs:
@@ -73,9 +75,8 @@ def rows_of(pairs: Sequence[Pair], kept: Tensor, lm_head: Tensor) -> list[Row]:
         if len(tokens) - 1 - start < SHORTEST:
             continue
         goals = torch.from_numpy(values[start:].astype(np.float32)).to(lm_head.device)
-        logits = goals.to(lm_head.dtype) @ lm_head.T  # [A, D]
-        weights, best = logits.float().softmax(-1).topk(min(WANTED, len(kept)))
-        weights = weights / weights.sum(-1, keepdim=True)
+        logits, best = (goals.to(narrow) @ narrow_head.T).topk(min(WANTED, len(kept)))  # of [A, D]
+        weights = logits.float().softmax(-1)
         next_rows = np.array([row_of_token.get(token, -1) for token in tokens[start + 1 :].tolist()])
         found.append(Row(tokens, values, start, next_rows, best.cpu().numpy(), weights.cpu().numpy()))
     return found
@@ -125,3 +126,13 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         batch.best_rows[index, :num] = torch.from_numpy(row.best_rows)
         batch.best_weights[index, :num] = torch.from_numpy(row.best_weights)
     return batch
+
+
+def noisy(batch: Batch, size: float, seed: int) -> Batch:
+    """With normal noise on all features that are read; what is to be learnt stays exact."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def shaken(features: Tensor) -> Tensor:
+        return features + size * torch.randn(features.shape, generator=draw)
+
+    return replace(batch, features=shaken(batch.features), context_features=shaken(batch.context_features))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,8 +21,9 @@ from neuronserve.neuron_worker.errors import ConfigError
 from . import checkpoint, prompts, vocabulary
 from .answers import Answer, EngineWriter, Say, TransformersWriter, Writer
 from .batches import rows_of
-from .corpus import Chat, collect
-from .features import features_of_all
+from .corpus import Chat, as_they_stand, collect
+from .device_features import DeviceFeatures
+from .features import Compute, TorchFeatures, features_of_all
 from .head import EagleHead
 from .loss import Frozen
 from .start import start
@@ -31,7 +33,8 @@ from .training import Recipe, Report, train
 SUMMARY = "an EAGLE head for a model, trained on the model's own answers"
 WORK = Path("~/.cache/neuronserve/train-eagle")
 _HELD_OUT_EVERY, _MOST_HELD_OUT = 20, 96
-_WRITERS = ("engine", "transformers")
+_TEXTS = "texts"
+_WRITERS, _READERS = ("engine", "transformers"), ("device", "torch")
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,12 @@ class Asked:
     draft_vocab: int | None
     prompts: int | None
     imagine: int
+    texts: int
     answers: int | None
     answer_tokens: int
     max_prompt_tokens: int
     answers_by: str
+    features_by: str
     recipe: Recipe
 
 
@@ -69,16 +74,20 @@ def parse(words: Sequence[str]) -> Asked:
     add("--draft-vocab", type=int, help="Draft only that many tokens, the most frequent ones; all.")
     add("--prompts", type=int, help="Ask only so many of the data's prompts, its sources evenly; all.")
     add("--imagine", type=int, default=0, help="Ask so many user turns that the target makes up itself; %(default)s.")
+    add("--texts", type=int, default=0, help="Learn from so many pieces of the data as it stands too; %(default)s.")
     add("--answers", type=int, help="Stop after so many answers, their follow-ups not counted; all.")
     add("--answer-tokens", type=int, default=160, help="Most tokens of an answer; %(default)s.")
     add("--max-prompt-tokens", type=int, default=448, help="Longer prompts are left out; %(default)s.")
     add("--answers-by", choices=_WRITERS, help="Who writes them; transformers on a GPU, else this package's engine.")
+    add("--features-by", choices=_READERS, help="Who computes them; torch on a GPU, else the cpu device in int8.")
     for field in fields(Recipe):
         kind = type(field.default)
         add("--" + field.name.replace("_", "-"), type=kind, default=field.default, help="Of the recipe; %(default)s.")
     given = vars(parser.parse_args(words))
     recipe = Recipe(**{field.name: given.pop(field.name) for field in fields(Recipe)})
-    given["answers_by"] = given["answers_by"] or ("transformers" if torch.cuda.is_available() else "engine")
+    on_gpu = int(torch.cuda.is_available())
+    given["answers_by"] = given["answers_by"] or _WRITERS[on_gpu]
+    given["features_by"] = given["features_by"] or _READERS[on_gpu]
     return Asked(**given, recipe=recipe)
 
 
@@ -87,14 +96,16 @@ def run(asked: Asked, say: Say) -> Report:
     target = Target.of(asked.target, device)
     _check(asked, target)
     work = asked.work or WORK.expanduser() / Path(asked.target).name
-    corpus = _answers(asked, target, work, say)
-    features = [row for name in corpus for row in features_of_all(work / name, corpus[name], target.decoder, say)]
-    answers = [answer for name in corpus for answer in corpus[name]]
-    say(f"{len(answers)} answers, {sum(len(answer.answer_ids) for answer in answers)} tokens")
-
-    pairs = list(zip(answers, features, strict=True))
-    held_out = pairs[::_HELD_OUT_EVERY][:_MOST_HELD_OUT]
-    learnt = [pair for index, pair in enumerate(pairs) if index % _HELD_OUT_EVERY]
+    corpus = _corpus(asked, target, work, say)
+    compute = _features_by(asked, target)
+    pairs = {
+        name: list(zip(rows, features_of_all(work / name, rows, compute, say), strict=True))
+        for name, rows in corpus.items()
+    }
+    own = [pair for name in pairs if name != _TEXTS for pair in pairs[name]]
+    held_out = own[::_HELD_OUT_EVERY][:_MOST_HELD_OUT]
+    learnt = [pair for index, pair in enumerate(own) if index % _HELD_OUT_EVERY]
+    say(f"{len(own)} answers, {sum(len(answer.answer_ids) for answer, _ in own)} tokens; {len(pairs[_TEXTS])} texts")
 
     kept = None
     if asked.draft_vocab is not None:
@@ -103,10 +114,10 @@ def run(asked: Asked, say: Say) -> Report:
         say(f"draft vocabulary of {len(kept)} tokens: {covered:.1%} of those held out")
     frozen = Frozen(target.rows("embeddings"), target.rows("lm_head", kept))
     everything = torch.arange(target.spec.vocab_size) if kept is None else kept
-    learnt_rows = rows_of(learnt, everything, frozen.lm_head)
+    learnt_rows = rows_of(learnt + pairs[_TEXTS], everything, frozen.lm_head)
     held_out_rows = rows_of(held_out, everything, frozen.lm_head)
     if not learnt_rows or not held_out_rows:
-        raise ConfigError(f"--data gave {len(pairs)} usable answers; at least two are needed, so give more rows")
+        raise ConfigError(f"--data gave {len(own)} usable answers; at least two are needed, so give more rows")
 
     torch.manual_seed(asked.recipe.seed)
     head = EagleHead(target.sizes).to(device)
@@ -120,6 +131,18 @@ def run(asked: Asked, say: Say) -> Report:
     return report
 
 
+def _features_by(asked: Asked, target: Target) -> Compute:
+    """Brought up where features are missing."""
+    if asked.features_by == "torch":
+        return TorchFeatures(target.decoder)
+
+    @cache
+    def device() -> DeviceFeatures:
+        return DeviceFeatures(asked.target, target.spec.hidden_size, asked.max_prompt_tokens + asked.answer_tokens)
+
+    return lambda rows: device()(rows)
+
+
 def _check(asked: Asked, target: Target) -> None:
     if asked.draft_vocab is not None and not 0 < asked.draft_vocab <= target.spec.vocab_size:
         raise ConfigError(
@@ -128,7 +151,7 @@ def _check(asked: Asked, target: Target) -> None:
         )
 
 
-def _answers(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, list[Answer]]:
+def _corpus(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, list[Answer]]:
     rows = list(prompts.read(asked.data))
     chat = Chat(target.tokenizer, asked.max_prompt_tokens)
 
@@ -137,7 +160,7 @@ def _answers(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, li
             return EngineWriter(asked.target, asked.max_prompt_tokens + asked.answer_tokens)
         return TransformersWriter(target.model, target.tokenizer.pad_token_id or 0)
 
-    return collect(
+    answers = collect(
         work,
         prompts.ask(rows, asked.recipe.seed),
         chat,
@@ -148,3 +171,4 @@ def _answers(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, li
         num_tokens=asked.answer_tokens,
         say=say,
     )
+    return {**answers, _TEXTS: as_they_stand(rows, chat, asked.texts)}

@@ -9,8 +9,9 @@ known as Magpie, Xu et al. 2024). Every stage is a file; what is there is not ma
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 from neuronserve.neuron_worker.errors import ConfigError
 
 from .answers import Answer, Say, Writer, answer_all
-from .prompts import USER, Prompt, follow_ups
+from .prompts import USER, Prompt, Row, follow_ups
 
 _IMAGINED_TOKENS = 80
+_LEAST_CONTEXT = 8
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
@@ -31,20 +33,21 @@ class Chat:
         self.tokenizer = tokenizer
         self.most = most_prompt_tokens
 
-    def ids(self, prompt: Prompt) -> list[int]:
-        text = self.tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
-        return self._encode(text)
+    def ids(self, prompt: Prompt, *, is_open: bool = True) -> list[int]:
+        """`is_open`: up to where the target's next answer begins."""
+        messages = list(prompt.messages)
+        return self.encode(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=is_open))
 
     def opening(self) -> list[int]:
         """The template up to where a first user turn begins."""
         turn = [{"role": USER, "content": _MARK}]
         text = self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return self._encode(text.split(_MARK)[0])
+        return self.encode(text.split(_MARK)[0])
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -79,6 +82,29 @@ def collect(
         "answers": answers,
         "follow_ups": answer_all(folder / "follow_ups.jsonl", further, ids, writer, num_tokens, say),
     }
+
+
+def as_they_stand(rows: Sequence[Row], chat: Chat, count: int) -> list[Answer]:
+    """The first `count` pieces of the data's own conversations and texts, the sources in turn. The target's features
+    and distributions on them teach a head too, and cost one pass where answers cost one for each token."""
+    by_source: dict[str, list[Answer]] = {}
+    for row in rows:
+        by_source.setdefault(row.source, []).extend(_pieces(row, chat))
+    dealt = itertools.zip_longest(*by_source.values())
+    return [piece for turn in dealt for piece in turn if piece is not None][:count]
+
+
+def _pieces(row: Row, chat: Chat) -> Iterator[Answer]:
+    if isinstance(row.content, str):
+        ids, first = chat.encode(row.content), _LEAST_CONTEXT
+    else:
+        prompt = Prompt("given", tuple(row.content))
+        ids, first = chat.ids(prompt, is_open=False), len(chat.opening())
+    for start in range(0, len(ids), chat.most):
+        piece = ids[start : start + chat.most]
+        context = max(first if not start else 0, _LEAST_CONTEXT)
+        if len(piece) > context + _LEAST_CONTEXT:
+            yield Answer("given", piece[:context], piece[context:])
 
 
 def _imagine(path: Path, chat: Chat, writer: Callable[[], Writer], count: int, say: Say) -> list[Prompt]:

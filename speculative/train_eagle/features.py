@@ -7,7 +7,7 @@ last token of an answer is left out: nothing follows it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,12 @@ _ANSWERS_PER_FILE = 64
 _TOKENS_PER_PASS = 2048
 
 
-def features_of_all(folder: Path, answers: Sequence[Answer], decoder: Any, say: Say) -> list[Features]:
-    """[tokens - 1, H] of each answer with its prompt; `decoder` is the target without its lm_head."""
+Compute = Callable[[Sequence[list[int]]], list[Features]]
+"""[tokens, H] of each row of tokens."""
+
+
+def features_of_all(folder: Path, answers: Sequence[Answer], compute: Compute, say: Say) -> list[Features]:
+    """[tokens - 1, H] of each answer with its prompt."""
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Features] = []
     started, num_made = time.monotonic(), 0
@@ -33,26 +37,32 @@ def features_of_all(folder: Path, answers: Sequence[Answer], decoder: Any, say: 
         path = folder / f"{start:06d}.npy"
         ends = np.cumsum([len(row) for row in rows])
         if not path.exists() or len(np.load(path, mmap_mode="r")) != ends[-1]:
-            _write(path, np.concatenate(_computed(rows, decoder)))
+            _write(path, np.concatenate(compute(rows)))
             num_made += int(ends[-1])
             say(f"features {start + len(rows)}/{len(answers)}, {num_made / (time.monotonic() - started):.0f} tokens/s")
         found += np.split(np.load(path, mmap_mode="r"), ends[:-1])
     return found
 
 
-@torch.inference_mode()
-def _computed(rows: Sequence[list[int]], decoder: Any) -> list[Features]:
-    """Rows of like length go through the target together, padded at their ends, where nothing looks at."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    found: list[Features] = [np.empty((0, 0), np.float16)] * len(rows)
-    while order:
-        width = len(rows[order[-1]])
-        chosen = [order.pop() for _ in range(min(len(order), max(1, _TOKENS_PER_PASS // width)))]
-        ids = torch.tensor([rows[index] + [0] * (width - len(rows[index])) for index in chosen])
-        hidden = decoder(ids.to(decoder.device), use_cache=False).last_hidden_state.to(torch.float16).cpu().numpy()
-        for index, values in zip(chosen, hidden, strict=True):
-            found[index] = values[: len(rows[index])]
-    return found
+class TorchFeatures:
+    """By transformers' model without its lm_head."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[list[int]]) -> list[Features]:
+        """Rows of like length go through the target together, padded at their ends, where nothing looks at."""
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        found: list[Features] = [np.empty((0, 0), np.float16)] * len(rows)
+        while order:
+            width = len(rows[order[-1]])
+            chosen = [order.pop() for _ in range(min(len(order), max(1, _TOKENS_PER_PASS // width)))]
+            ids = torch.tensor([rows[index] + [0] * (width - len(rows[index])) for index in chosen])
+            made = self._decoder(ids.to(self._decoder.device), use_cache=False).last_hidden_state
+            for index, values in zip(chosen, made.to(torch.float16).cpu().numpy(), strict=True):
+                found[index] = values[: len(rows[index])]
+        return found
 
 
 def _write(path: Path, values: Features) -> None:

@@ -22,7 +22,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 
 from .acceptance import Acceptance, acceptance
 from .answers import Say
-from .batches import Row, batch_of, dealt
+from .batches import Row, batch_of, dealt, noisy
 from .head import EagleHead
 from .loss import Frozen, loss_of
 
@@ -31,14 +31,15 @@ _CLIP = 1.0
 
 @dataclass(frozen=True)
 class Recipe:
-    epochs: int = 10
+    epochs: int = 3
     rounds: int = 3  # most rounds, in the last part of the training
-    batch_tokens: int = 1024  # answer tokens of a step
+    batch_tokens: int = 2048  # answer tokens of a step
     learning_rate: float = 3e-4
     feature_weight: float = 0.1
-    weight_decay: float = 0.01
+    noise: float = 0.2  # on the target's features, so that a head does not learn them by heart
+    weight_decay: float = 0.1
     num_drafts: int = 5  # of the acceptance report
-    report_every: int = 200  # steps
+    report_every: int = 100  # steps
     seed: int = 0
 
     def rate(self, step: int, num_steps: int) -> float:
@@ -46,9 +47,9 @@ class Recipe:
         return self.learning_rate * min(1.0, (step + 1) / _WARM_UP, 0.02 + (1 - step / num_steps) / 0.4)
 
     def num_rounds(self, step: int, num_steps: int) -> int:
-        """One round for the first half, where it teaches most for its time; then one more at a time."""
-        late = max(0.0, 2 * step / num_steps - 1)
-        return min(self.rounds, 1 + math.ceil(2 * late * (self.rounds - 1)))
+        """One round at first, where it teaches most for its time; in the last 40 % one more at a time."""
+        late = max(0.0, step / num_steps - 0.6) / 0.4
+        return min(self.rounds, 1 + math.ceil(late * (self.rounds - 1)))
 
 
 _WARM_UP = 20
@@ -117,7 +118,8 @@ def train(
             continue
         with torch.autocast(device.type, torch.bfloat16):
             num_rounds = recipe.num_rounds(step, num_steps)
-            loss = loss_of(head, frozen, batch_of(chosen).to(device), num_rounds, recipe.feature_weight)
+            batch = noisy(batch_of(chosen), recipe.noise, seed=recipe.seed + step).to(device)
+            loss = loss_of(head, frozen, batch, num_rounds, recipe.feature_weight)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(head.parameters(), _CLIP)
         optimizers.step(recipe.rate(step, num_steps))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,11 +14,14 @@ from safetensors.torch import load_file
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.server.cli import main as command
 from neuronserve.speculative.train_eagle.command import parse, run
+from neuronserve.speculative.train_eagle.device_features import DeviceFeatures
+from neuronserve.speculative.train_eagle.features import TorchFeatures
+from neuronserve.speculative.train_eagle.target import Target
 
 from .tiny_target import some_data, tiny_target
 
-SHORT = ["--answers-by", "transformers", "--answer-tokens", "10", "--batch-tokens", "48", "--epochs", "2"]
-SHORT += ["--rounds", "2", "--report-every", "2", "--num-drafts", "2", "--imagine", "2"]
+SHORT = ["--answers-by", "transformers", "--features-by", "torch", "--answer-tokens", "10", "--imagine", "2"]
+SHORT += ["--batch-tokens", "48", "--epochs", "2", "--rounds", "2", "--report-every", "2", "--num-drafts", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +73,28 @@ def test_a_run_that_was_broken_off_ends_as_if_it_had_not_been(words: list[str], 
     trained([*words, *places])
     resumed = load_file(tmp_path / "other" / "model.safetensors")
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_the_data_as_it_stands_is_learnt_from_too(words: list[str], tmp_path: Path) -> None:
+    with_texts = trained([*words, "--texts", "5"])
+    assert any(line.endswith("; 5 texts") for line in with_texts)
+    without = trained([*words, "--work", str(tmp_path / "other")])
+    assert steps_of(with_texts) > steps_of(without)
+
+
+def test_features_of_the_device_are_those_of_torch(target: Path) -> None:
+    draw = random.Random(0)
+    rows = [[draw.randrange(258) for _ in range(count)] for count in (5, 150, 64, 65, 1, 30, 70, 2, 9, 128, 40)]
+    by_torch = TorchFeatures(Target.of(str(target), torch.device("cpu")).model.model)(rows)
+    by_device = DeviceFeatures(str(target), 32, 160)(rows)
+    for ours, theirs in zip(by_device, by_torch, strict=True):
+        assert ours.shape == theirs.shape
+        off = np.square(ours.astype(np.float64) - theirs).mean() / np.square(theirs.astype(np.float64)).mean()
+        assert off < 0.05**2  # int8 rounding; a row shifted by one token is off by more than 1
+
+
+def steps_of(lines: list[str]) -> int:
+    return int(lines[-2].split("/")[1].split(",")[0])
 
 
 def test_training_learns(words: list[str]) -> None:
