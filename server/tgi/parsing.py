@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -126,12 +127,18 @@ def _unexpected(value: Any) -> str:
         case int() if -(2**63) <= value < 2**64:
             return f"integer `{value}`"
         case int() | float():
-            return f"floating point `{float(value) if abs(value) < 1e300 else value}`"
+            return f"floating point `{_decimal(value)}`"
         case str():
             return f"string {json.dumps(value, ensure_ascii=False)}"
         case list():
             return "sequence"
     return "map"
+
+
+def _decimal(value: float) -> str:
+    """As Rust writes it: the shortest digits that are this number, and never an exponent."""
+    digits = f"{Decimal(repr(float(value))):f}"
+    return digits if "." in digits else f"{digits}.0"
 
 
 def locate(text: str, path: tuple[int | str, ...]) -> tuple[int, int]:

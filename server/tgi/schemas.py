@@ -77,7 +77,7 @@ class GenerateParameters(_Request):
     temperature: Float | None = bounded(
         "Strictly positive. Any value but 1 turns sampling on.", exclusiveMinimum=0, maximum=2
     )
-    repetition_penalty: Float | None = bounded("Strictly positive; 1 is none.", **POSITIVE, maximum=1e6)
+    repetition_penalty: Float | None = bounded("1 is none.", minimum=1e-6, maximum=1e6)
     frequency_penalty: Float | None = bounded(
         "Penalty x count / length, over all tokens, the prompt's included.", minimum=-2, maximum=2
     )

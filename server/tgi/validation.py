@@ -19,8 +19,8 @@ from .settings import TgiSettings
 HOTTEST = 2.0
 """vLLM's bound of `temperature`."""
 
-LARGEST = 1e6
-"""Of `repetition_penalty`: above, scores leave the range of float32."""
+SMALLEST, LARGEST = 1e-6, 1e6
+"""Of `repetition_penalty`: beyond, scores leave the range of float32."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _check_offered(asked: GenerateParameters) -> None:
     """What TGI's router lets pass and this engine has not."""
     if asked.temperature is not None and asked.temperature > HOTTEST:
         raise ValidationError(f"`temperature` must be <= {HOTTEST}: this engine does not sample any hotter")
-    if asked.repetition_penalty is not None and asked.repetition_penalty > LARGEST:
-        raise ValidationError(f"`repetition_penalty` must be <= {LARGEST}")
+    if asked.repetition_penalty is not None and not SMALLEST <= asked.repetition_penalty <= LARGEST:
+        raise ValidationError(f"`repetition_penalty` must be >= {SMALLEST} and <= {LARGEST}")
     if asked.watermark:
         raise ValidationError("`watermark` is not supported by this server: leave it out, or send false")
     if asked.adapter_id is not None:
