@@ -388,6 +388,19 @@ class TestDrafts:
         server.decode()
         assert request.tokens == answers.greedy(prompt, 5, VOCABULARY)
 
+    def test_a_draft_has_the_models_sampler(self, serve: Serve, model_dir: Callable[..., str]) -> None:
+        """One that drew while the model is greedy would be wrong most of the time."""
+        server = serve(
+            draft=model_dir("draft"),
+            num_drafts=3,
+            sampling="device",
+            neuron_config={"on_device_generation": {"do_sample": False}},
+        )
+        request = server.start([5, 6])
+        server.decode()
+        server.decode()
+        assert len(request.tokens) == 9
+
     def test_an_eagle_draft_is_accepted(self, serve: Serve, model_dir: Callable[..., str]) -> None:
         server = serve(draft=model_dir("draft", is_eagle=True), num_drafts=3, sampling="device")
         request = server.start([5, 6])
@@ -398,6 +411,7 @@ class TestDrafts:
         ("model", "draft", "options", "message"),
         [
             ({}, {"vocab_size": 32}, {}, r"the draft's vocabulary is 32, the model's 64"),
+            ({}, {"is_eagle": True, "hidden_size": 16}, {}, r"the EAGLE head is 16 wide, the model 32"),
             (
                 {"architectures": ["MistralForCausalLM"], "sliding_window": None},
                 {},
