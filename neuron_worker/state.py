@@ -95,6 +95,7 @@ class RequestState:
     ) -> None:
         """`num_ahead`: positions after a row that a draft on the device may fill. `is_fused`: the device's own call
         fills them, where the scheduler has placeholders."""
+        self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // block_size)
         self._tokens: Int32 = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._blocks: Int32 = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
@@ -108,7 +109,7 @@ class RequestState:
 
     @property
     def max_model_len(self) -> int:
-        return self._tokens.shape[1] - 1
+        return self._max_model_len
 
     @property
     def num_requests(self) -> int:
