@@ -31,7 +31,18 @@ def drain(engine: Any, limit: float) -> float:
     if unanswered and not engine.errored:
         logger.warning("requests cut after %g s (--shutdown-timeout): %d", limit, len(unanswered))
         _cut(engine, unanswered)
-    return max(LAST_SECONDS, deadline - time.monotonic())
+    return patience_with_the_engine(deadline - time.monotonic())
+
+
+def patience_with_the_engine(left: float) -> float:
+    """Seconds until it is killed, where its requests leave `left` of the limit."""
+    return max(LAST_SECONDS, left)
+
+
+def patience_with_servers(limit: float) -> float:
+    """Seconds until an API process is killed that other processes serve beside: it cuts its requests at the limit,
+    and tells their clients so afterwards."""
+    return limit + LAST_SECONDS
 
 
 def _cut(engine: Any, requests: list[str]) -> None:

@@ -324,6 +324,28 @@ def change_shutdown() -> None:
     AsyncLLM.shutdown = _mark(shutdown, original)  # type: ignore[method-assign]
 
 
+def change_patience() -> None:
+    """Of a server of several API processes: each of them drains, and then the engine ends."""
+    from vllm.v1.engine.utils import CoreEngineProcManager
+    from vllm.v1.utils import APIServerProcessManager
+
+    for manager, patience in (
+        (APIServerProcessManager, draining.patience_with_servers),
+        (CoreEngineProcManager, draining.patience_with_the_engine),
+    ):
+        if not _is_ours(manager.shutdown):
+            _change_patience(manager, patience)
+
+
+def _change_patience(manager: Any, patience: Callable[[float], float]) -> None:
+    original = manager.shutdown
+
+    def shutdown(self: Any, timeout: float | None = None) -> None:
+        original(self, None if timeout is None else patience(timeout))
+
+    manager.shutdown = _mark(shutdown, original)
+
+
 EARLY = (
     Change(
         target="vllm.engine.arg_utils.EngineArgs and AsyncEngineArgs: __init__, add_cli_args",
@@ -395,6 +417,13 @@ CHANGES = (
         "the limit end in an error, and every stop logs the traceback of a dead engine",
         until="vLLM waits for the answers, ends what it cuts as aborted, and knows its own stop from an engine's death",
         apply=change_shutdown,
+    ),
+    Change(
+        target="vllm.v1.utils.APIServerProcessManager.shutdown, vllm.v1.engine.utils.CoreEngineProcManager.shutdown",
+        reason="with several API processes the limit of the drain is also when they are killed, before they have ended "
+        "the requests they cut, and their engine has no time left and is killed too",
+        until="vLLM gives its processes time to end beyond the limit of the requests",
+        apply=change_patience,
     ),
 )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.utils import CoreEngineProcManager
+from vllm.v1.utils import APIServerProcessManager
 
 from neuronserve.neuron_worker import draining, engine_end, vllm_changes
 from neuronserve.neuron_worker.vllm_changes import CHANGES, EARLY
@@ -382,3 +386,52 @@ def test_vllm_makes_a_dead_engine_of_its_own_stop() -> None:
     assert "except asyncio.CancelledError:\n                outputs_queue.put_nowait(EngineDeadError())" in (
         inspect.getsource(AsyncMPClient._ensure_output_queue_task)
     )
+
+
+# -- stopping several API processes
+
+
+class Draining:
+    """A process that ends with 0 half a second after it was told to, with what vLLM's managers ask of theirs."""
+
+    name = "draining"
+
+    def __init__(self) -> None:
+        script = "trap 'sleep 0.5; exit 0' TERM; echo; while :; do sleep 0.01; done"
+        self._process = subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it has set its trap
+        self._process.stdout.close()
+        self.pid = self._process.pid
+        self.terminate = self._process.terminate
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def join(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def ends_with(self) -> int:
+        return self._process.wait()
+
+
+MANAGERS = (APIServerProcessManager, CoreEngineProcManager)
+
+
+def end_at_the_limit(shutdown: Callable[..., None]) -> int:
+    process = Draining()
+    facts = {"processes": [process], "_listeners": [], "manager_stopped": threading.Event()}
+    made = SimpleNamespace(**facts, _finalizer=SimpleNamespace(detach=lambda: True), _request_shutdown_timeout=0)
+    shutdown(made, timeout=0.0)
+    return process.ends_with()
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_a_process_has_time_to_end_beyond_the_limit(manager: type[Any]) -> None:
+    assert end_at_the_limit(manager.shutdown) == 0
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_vllm_kills_it_at_the_limit(manager: type[Any]) -> None:
+    assert end_at_the_limit(inspect.unwrap(manager.shutdown)) == -signal.SIGKILL
