@@ -56,9 +56,7 @@ def export(request: ExportRequest, environ: Mapping[str, str], say: Say) -> Expo
     _check_source(request)
     source = local_directory(request.model, request.revision, request.cache_dir)
     config = _config(request, source, environ, say)
-    parent = request.output.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{request.output.name}-", ignore_cleanup_errors=True) as made:
+    with _beside(request.output) as made:
         work = Path(made) / "export"
         work.mkdir()
         _copy(Path(source), work)
@@ -81,6 +79,18 @@ def _check_output(request: ExportRequest) -> None:
         raise ConfigError(f"output={str(output)!r} exists and is no export of ours: choose another, or move it away")
     if not request.overwrite:
         raise ConfigError(f"output={str(output)!r} holds an export already: choose another, or add --overwrite")
+
+
+def _beside(output: Path) -> tempfile.TemporaryDirectory[str]:
+    """A directory of the same file system, from which a finished export is moved in one step."""
+    parent = output.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=parent, prefix=f".{output.name}-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"output={str(output)!r} cannot be written ({error.strerror}): choose a directory of a place that can"
+        ) from None
 
 
 def _check_source(request: ExportRequest) -> None:

@@ -90,6 +90,15 @@ def test_a_malformed_line_names_itself(line: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_a_place_that_cannot_be_written_is_named(
+    checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    assert cli.main(["export", checkpoint, str(out), "--sequence-length", "32"]) == 1
+    assert f"output='{out}' cannot be written (" in capsys.readouterr().err
+
+
 def test_an_export_is_not_replaced_unless_asked(
     exported: Export, checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
