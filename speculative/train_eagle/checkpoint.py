@@ -27,6 +27,7 @@ def save(directory: Path, head: EagleHead, sizes: Mapping[str, Any], kept: Tenso
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / (eagle_form.WEIGHTS + ".part")
     save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.chmod(0o644)  # safetensors makes files for their owner alone
     unfinished.replace(directory / eagle_form.WEIGHTS)
     (directory / eagle_form.CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

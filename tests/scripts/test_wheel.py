@@ -58,6 +58,13 @@ def test_every_module_of_the_checkout_is_inside(wheel: Path) -> None:
     assert modules <= names(wheel), "a new package must be listed in pyproject.toml"
 
 
+def test_the_shipped_heads_are_inside(wheel: Path) -> None:
+    heads = {f"neuronserve/{path.relative_to(ROOT)}" for path in (ROOT / "speculative/heads").glob("*/*")}
+
+    assert heads
+    assert heads <= names(wheel)
+
+
 def test_the_kernels_are_inside_compiled_and_as_source(wheel: Path) -> None:
     cpu = "neuronserve/neuron_worker/device/cpu"
     sources = {f"{cpu}/kernels/{path.name}" for path in (ROOT / "neuron_worker/device/cpu/kernels").glob("*.[ch]")}

@@ -211,3 +211,13 @@ def test_vocabulary_map() -> None:
     assert np.flatnonzero(t2d).tolist() == [0, 2, 9]
     with pytest.raises(ValueError, match="token 12, the target's vocabulary has 12"):
         eagle_form.vocabulary_map([12], 12)
+
+
+def test_the_shipped_head_is_small_and_what_its_config_says() -> None:
+    shipped = Path(eagle_form.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
+    _, config, tokens = checkpoint.load(shipped)
+    assert (shipped / "model.safetensors").stat().st_size < 12e6
+    assert config["hidden_size"] == 576
+    assert tokens is not None
+    assert len(tokens) == config["draft_vocab_size"]
+    assert tokens.max() < config["vocab_size"] == 49152
