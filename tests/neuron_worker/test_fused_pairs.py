@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,28 @@ def test_sampling_on_the_host_is_refused(
 def test_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(tmp_path, **given)
+
+
+def write_names(folder: Path, *names: str) -> None:
+    header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize(
+    ("names", "lacking"),
+    [
+        (["fc.weight", "layers.0.mlp.up_proj.weight"], r"no model\.fc\.weight and no lm_head\.weight: the library"),
+        (["model.fc.weight"], r"no lm_head\.weight: the library"),
+    ],
+    ids=["published", "without lm_head"],
+)
+def test_a_head_that_the_library_would_not_read(tmp_path: Path, names: list[str], lacking: str) -> None:
+    write_names(tmp_path / "draft", *names)
+    with pytest.raises(ConfigError, match=lacking):
+        resolved(tmp_path, draft=HEAD, method="eagle")
+    write_names(tmp_path / "draft", "model.fc.weight", "lm_head.weight")
+    assert served(tmp_path, draft=HEAD, method="eagle").is_fused
 
 
 @pytest.mark.parametrize(

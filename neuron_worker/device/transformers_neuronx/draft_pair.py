@@ -1,14 +1,20 @@
 """Which drafts the library takes beside a model: asked before anything starts, and again when they load.
 
-Reads config.json of both. Imports no torch and no SDK.
+Reads config.json of both and the names of a head's tensors. Imports no torch and no SDK.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..base import DeviceOptions
 from ..errors import LoadError
+from ..graph.safetensors import SafetensorsFile
 from . import checkpoint
 from .checkpoint import Checkpoint
+
+NAMES_OF_A_HEAD = ("model.fc.weight", "lm_head.weight")
+"""Published heads have neither: their names begin below `model.`, and the last matrix is the model's."""
 
 
 def refuse(model_dir: str, draft_dir: str, options: DeviceOptions) -> None:
@@ -37,6 +43,8 @@ def check(target: Checkpoint, draft: Checkpoint, options: DeviceOptions) -> None
             f"the EAGLE head is {draft.hidden_size} wide, the model {target.hidden_size}: it reads the model's hidden "
             "states; take a head that was trained for this model"
         )
+    if draft.is_eagle:
+        _check_names(Path(draft.directory) / "model.safetensors")
     if options.require_artifacts:
         raise LoadError(
             "require_cached: graphs that hold draft and model together are kept by the compiler's own cache alone; "
@@ -44,3 +52,18 @@ def check(target: Checkpoint, draft: Checkpoint, options: DeviceOptions) -> None
         )
     if options.quantization is not None:
         raise LoadError(f"quantization={options.quantization} is not served with a draft; leave one of them out")
+
+
+def _check_names(path: Path) -> None:
+    if not path.is_file():
+        return  # shards, or only config.json is here yet
+    file = SafetensorsFile(path)
+    names = file.names
+    file.close()
+    lacking = [name for name in NAMES_OF_A_HEAD if name not in names]
+    if names and lacking:
+        raise LoadError(
+            f"the EAGLE head in {path} has no {' and no '.join(lacking)}: the library reads a head's tensors by "
+            "Llama's names, below model., and its last matrix from the same file; rename them, and copy the model's "
+            "lm_head.weight (where that is tied, its model.embed_tokens.weight) into it"
+        )
