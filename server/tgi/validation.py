@@ -186,4 +186,23 @@ def _checked_schema(value: Any) -> dict[str, Any]:
         raise ValidationError(f"grammar is not valid: {error.message}") from None
     if "properties" not in value:
         raise ValidationError("grammar is not valid: Grammar must have a 'properties' field")
+    if (reference := _reference_to_elsewhere(value)) is not None:
+        raise ValidationError(
+            f"grammar is not valid: `$ref` {reference} is not in the schema itself; write it into `$defs`"
+        )
     return value
+
+
+def _reference_to_elsewhere(schema: dict[str, Any]) -> str | None:
+    """The engine reads no other document: what such a reference asks for would not be held to."""
+    unread: list[Any] = [schema]
+    while unread:
+        part = unread.pop()
+        if isinstance(part, dict):
+            reference = part.get("$ref")
+            if isinstance(reference, str) and not reference.startswith("#"):
+                return reference
+            unread.extend(part.values())
+        elif isinstance(part, list):
+            unread.extend(part)
+    return None

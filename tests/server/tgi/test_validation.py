@@ -190,6 +190,10 @@ def test_grammar(grammar: object, meant: object) -> None:
         ({"type": "json", "value": None}, "grammar is not supported"),
         ({"type": "json", "value": {"type": "object"}}, "grammar is not valid: Grammar must have a 'properties' field"),
         ({"type": "json", "value": "{"}, "grammar is not valid: Expecting property name enclosed in double quotes: .*"),
+        (
+            {"type": "json", "value": {"properties": {"a": {"anyOf": [{"$ref": "http://a/b.json"}]}}}},
+            r"grammar is not valid: `\$ref` http://a/b.json is not in the schema itself; write it into `\$defs`",
+        ),
         ({"type": "json", "value": {"type": 5, "properties": {}}}, "grammar is not valid: 5 is not valid under any .*"),
     ],
 )
