@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ..tools.random_model import random_llama
+from ..tools.random_model import random_eagle_head, random_llama
 from ..tools.server import PATIENCE, Server, clean_environment, free_port
 
 SCRIPT = """\
@@ -61,17 +61,49 @@ WITH_OVERRIDE = SCRIPT.replace(
     override_neuron_config={"shard_over_sequence":True})""",
 )
 
-SPECULATIVE = SCRIPT.replace(
-    "    max_num_seqs=8,\n",
-    """    speculative_model="meta-llama/Llama-3.2-1B-Instruct",
+SPECULATIVE = """\
+from vllm import LLM, SamplingParams
+
+# Sample prompts.
+prompts = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+# Create a sampling params object.
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+
+# Create an LLM.
+llm = LLM(
+    model="meta-llama/Meta-Llama-3.1-70B-Instruct",
+    speculative_model="meta-llama/Llama-3.2-1B-Instruct",
+    # The max_model_len, speculative_max_model_len, and block_size arguments are required to be same as max sequence length,
+    # when targeting neuron device. Currently, this is a known limitation in continuous batching
+    # support in transformers-neuronx.
+    max_model_len=128,
+    block_size=128,
     speculative_max_model_len=128,
     dtype="bfloat16",
     max_num_seqs=4,
     num_speculative_tokens=4,
+    # The device can be automatically detected when AWS Neuron SDK is installed.
+    # The device argument can be either unspecified for automated detection, or explicitly assigned.
+    device="neuron",
+    tensor_parallel_size=32,
     use_v2_block_manager=True,
-""",
 )
 
+outputs = llm.generate(prompts, sampling_params)
+# Print the outputs.
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
+"""  # noqa: E501
+
+TARGET = "meta-llama/Meta-Llama-3.1-70B-Instruct"
+DRAFT = "meta-llama/Llama-3.2-1B-Instruct"
 MODEL = "meta-llama/Meta-Llama-3.1-8B-Instruct"
 SERVE = f"vllm serve {MODEL} --tensor-parallel-size 32 --max-num-seqs 4 --max-model-len 2048 --block-size 8"
 API_SERVER = (
@@ -85,9 +117,12 @@ def llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_llama(tmp_path_factory.mktemp("llama"), tokenizer_from=smollm2)
 
 
-def run_script(text: str, model: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_script(text: str, models: dict[str, Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    """`models`: what stands for each of the guide's."""
+    for name, model in models.items():
+        text = text.replace(name, str(model))
     script = folder / "guide.py"
-    script.write_text(text.replace(MODEL, str(model)))
+    script.write_text(text)
     return subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -99,11 +134,7 @@ def run_script(text: str, model: Path, folder: Path) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("script", [SCRIPT, WITH_OVERRIDE], ids=["plain", "override"])
-def test_offline_script(script: str, smollm2: Path, tmp_path: Path) -> None:
-    """Nine heads on two cores, or on 32; the script has no `__main__` guard."""
-    done = run_script(script, smollm2, tmp_path)
-
+def check_printed(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stderr
     printed = re.findall(r"^Prompt: '(.*)', Generated text: (.+)$", done.stdout, re.MULTILINE)
     assert [prompt for prompt, _ in printed] == [
@@ -116,11 +147,19 @@ def test_offline_script(script: str, smollm2: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_speculative_script_is_refused_in_one_sentence(smollm2: Path, tmp_path: Path) -> None:
-    done = run_script(SPECULATIVE, smollm2, tmp_path)
+@pytest.mark.parametrize("script", [SCRIPT, WITH_OVERRIDE], ids=["plain", "override"])
+def test_offline_script(script: str, smollm2: Path, tmp_path: Path) -> None:
+    """Nine heads on two cores, or on 32; the script has no `__main__` guard."""
+    check_printed(run_script(script, {MODEL: smollm2}, tmp_path))
 
-    assert done.returncode == 1
-    assert "speculative decoding is not built yet with a draft model" in done.stderr.splitlines()[-1]
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_speculative_script(method: str, smollm2: Path, llama: Path, tmp_path: Path) -> None:
+    """The same for both: `is_eagle` in a config.json says what it is, and its path nothing."""
+    draft = llama if method == "draft_model" else random_eagle_head(tmp_path / "head", smollm2)
+    done = run_script(SPECULATIVE, {TARGET: smollm2, DRAFT: draft}, tmp_path)
+    check_printed(done)
+    assert f"SpeculativeConfig(method='{method}', model='{draft}', num_spec_tokens=4)" in done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,8 @@ def test_answers_are_transformers_and_drafts_are_counted(
     assert server.metric("vllm:spec_decode_num_drafts_total") <= answer.usage.completion_tokens - accepted
     by_position = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total")
     assert by_position == accepted
+    rows = server.metric("neuronserve_decode_rows_total")
+    assert answer.usage.completion_tokens == len(prompts) + rows + accepted  # a prompt's own step gives one token
 
 
 def test_a_stop_string_ends_a_streamed_answer(client: openai.OpenAI) -> None:
