@@ -6,6 +6,7 @@ package that our demo model is made from, and OpenVINO's is exported from the di
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -38,7 +39,7 @@ def gguf_q8_0(model: Path, target: Path) -> None:
     parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
     parameters.allow_requantize = True
     source = os.fsencode(published_gguf(model))
-    if llama_cpp.llama_model_quantize(source, os.fsencode(target), parameters):
+    if llama_cpp.llama_model_quantize(source, os.fsencode(target), ctypes.byref(parameters)):
         raise SystemExit("error: llama.cpp could not make the Q8_0 file")
 
 

