@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -99,6 +100,24 @@ def test_an_aborted_request_leaves_its_neighbour_alone(engine: Engine, plain: Pl
     engine.finish()
     assert engine.tokens["stays"] == plain([5, 6, 7], 40)
     assert engine.tokens["joins"] == plain([3, 3], 16)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_random_arrivals_lengths_and_aborts(engine: Engine, plain: Plain, number: int) -> None:
+    random = Random(number)
+    prompts = {f"{number}-{name}": random.choices(range(3, VOCAB_SIZE), k=random.randint(1, 60)) for name in range(14)}
+    lengths = {name: random.randint(1, LONGEST - len(prompt)) for name, prompt in prompts.items()}
+    leaves = {name for name in prompts if random.random() < 0.2}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, greedy(lengths[name]))
+        engine.step(random.randint(0, 4))
+        if leaves and random.random() < 0.3:
+            engine.core.abort_request([leaves.pop()])
+    engine.finish()
+    ended = [name for name in prompts if engine.reasons.get(name) == "length"]
+    assert len(ended) > 8
+    for name in ended:
+        assert engine.tokens[name] == plain(prompts[name], lengths[name])
 
 
 @pytest.mark.parametrize("left", range(1, NUM_DRAFTS + 4))
@@ -208,6 +227,25 @@ def test_a_draft_that_is_right_takes_a_quarter_of_the_steps(drafting: tuple[str,
 
 
 # -- shapes, failures, places
+
+
+def test_the_arguments_of_the_classic_guide(answers: Any, plain: Plain, tmp_path: Path) -> None:
+    """Its script, but for the models and the number of cores."""
+    engine = start_with(
+        "half",
+        tmp_path,
+        max_model_len=LONGEST,
+        block_size=LONGEST,
+        speculative_max_model_len=LONGEST,
+        dtype="bfloat16",
+        max_num_seqs=4,
+        device="neuron",
+        tensor_parallel_size=2,
+        use_v2_block_manager=True,
+    )
+    outputs = engine.generate(PROMPTS[:4], SamplingParams(temperature=0.8, top_p=0.95, ignore_eos=True))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [16] * 4
+    assert engine.tokens_of([3, 4], greedy(20)) == plain([3, 4], 20)
 
 
 def test_processors_of_ones_own_are_refused(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
