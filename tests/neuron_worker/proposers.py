@@ -17,7 +17,10 @@ from .tiny_model import VOCAB_SIZE
 
 NUM_DRAFTS = 4
 
-DRAFTS: dict[str, dict[str, Any]] = {"draft_model": {"num_hidden_layers": 1}, "eagle": {"is_eagle": True}}
+DRAFTS: dict[str, dict[str, Any]] = {
+    "draft_model": {"num_hidden_layers": 1},
+    "eagle": {"is_eagle": True, "num_hidden_layers": 1},
+}
 """What their config.json has."""
 
 
