@@ -24,8 +24,8 @@ from bench import cell, conditions, demo_model, verdict
 BAR = 0.45
 LABELS = {
     "float32": {},
-    "int8": {"quantization": "int8"},
-    "int8, head too": {"quantization": "int8", "quantize_head": True},
+    "int8": {"quantization": "int8", "activations": "int8"},
+    "int8, head too": {"quantization": "int8", "activations": "int8", "quantize_head": True},
 }
 
 

@@ -129,7 +129,8 @@ class Bench:
         self.packer = StepPacker(BLOCK, 1)
         most, longest = max(point.streams for point in points), max(point.context for point in points)
         is_int8 = quantization is not None
-        options = DeviceOptions(most, longest, BLOCK, 1, quantization=quantization, quantize_head=is_int8)
+        how = {"quantization": quantization, "quantize_head": is_int8, "activations": "int8" if is_int8 else "float32"}
+        options = DeviceOptions(most, longest, BLOCK, 1, **how)  # type: ignore[arg-type]
         facts = self.device.load(model, options)
         self.model = Model.of(model, facts, 1 if is_int8 else 4)
         self.points = affordable(points, facts.bytes_per_kv_token, available_bytes())

@@ -249,8 +249,8 @@ class Recording:
         return Bound(ops, workspace_bytes, 4 * self._scratch_floats(queries, context), queries)
 
     def _place_values(self, ops: Sequence[Recorded], num_rows: dict[str, int]) -> tuple[NDArray[np.int64], int]:
-        """A place for each value from the operation that makes it to the last that reads it; the logits stay, and
-        what is carried from round to round has its place all the time."""
+        """A place for each value from the operation that makes it to the last that reads it; the logits stay,
+        as does what every slice reads, and what is carried from round to round has its place all the time."""
         born: dict[int, int] = {}
         last: dict[int, int] = {}
         for at, op in enumerate(ops):
@@ -258,7 +258,7 @@ class Recording:
                 if value is not None:
                     born.setdefault(value.index, at)
                     last[value.index] = at
-        for stays in (self.logits, self.carried):
+        for stays in (self.logits, self.carried, *self._read_by_every_slice()):
             if stays is not None:
                 last[stays.index] = len(ops)
         if self.carried is not None:
@@ -279,6 +279,11 @@ class Recording:
             living.append((start, start + size, last[index]))
             end_of_all = max(end_of_all, start + size)
         return offsets, end_of_all
+
+    def _read_by_every_slice(self) -> set[Value | None]:
+        """Made before the first slice; the last one reads it too."""
+        read = {value for op in self.ops[self.slice_start :] for value in (op.x, op.residual)}
+        return read & {op.y for op in self.ops[: self.slice_start]}
 
     def _queries_per_item(self, context: int) -> int:
         group = max((_group(op) for op in self.ops if op.kind == "attend"), default=1)

@@ -95,6 +95,28 @@ def test_a_request_gets_the_same_bits_alone_and_in_company(
     assert np.array_equal(bits(together), bits(alone))
 
 
+FORMS = {
+    "float32": {},
+    "int8 weights": {"quantization": "int8"},
+    "int8": {"quantization": "int8", "activations": "int8"},
+    "int8, head too": {"quantization": "int8", "activations": "int8", "quantize_head": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["llama", "llama-odd", "gpt2"])
+def test_scores_of_a_long_prompt_are_those_of_its_logits(name: str, form: str, start) -> None:
+    """Many positions are scored slice by slice, over the same memory."""
+    tokens = random_tokens(94, 0)
+    driver = start(name, threads=1, **FORMS[form])
+    [scored] = driver.step([prefill(Stream(list(tokens)), 93, scored=True)])
+    slow = Stream(list(tokens))
+    logits = logits_of(driver, slow, [[prefill(slow, 1)], *([decode(slow, 4)] for _ in range(23))]).astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    driver.device.close()
+    np.testing.assert_allclose(scored.target_logprobs, expected[np.arange(93), tokens[1:94]], atol=1e-5)
+
+
 class Mallinfo2(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd"))
     _fields_ += tuple((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"))
