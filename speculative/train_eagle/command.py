@@ -15,13 +15,15 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from neuronserve.neuron_worker.errors import ConfigError
 
+from .. import eagle_form
 from . import checkpoint, prompts, vocabulary
 from .answers import Answer, EngineWriter, Say, TransformersWriter, Writer
-from .batches import rows_of
-from .corpus import Chat, as_they_stand, collect
+from .batches import Pair, rows_of
+from .corpus import GIVEN, Chat, as_they_stand, collect
 from .device_features import DeviceFeatures
 from .features import Compute, TorchFeatures, features_of_all
 from .head import EagleHead
@@ -45,6 +47,7 @@ class Asked:
     data: list[Path]
     out: Path
     work: Path | None
+    start: Path | None
     draft_vocab: int | None
     prompts: int | None
     imagine: int
@@ -71,6 +74,7 @@ def parse(words: Sequence[str]) -> Asked:
     add("--data", required=True, nargs="+", type=Path, help="JSONL rows of messages or text, or .txt, one text a line.")
     add("--out", required=True, type=Path, help="The head's directory.")
     add("--work", type=Path, help=f"Answers, features and the training's state; {WORK}/NAME OF TARGET.")
+    add("--start", type=Path, help="A head to start from; its draft vocabulary is kept.")
     add("--draft-vocab", type=int, help="Draft only that many tokens, the most frequent ones; all.")
     add("--prompts", type=int, help="Ask only so many of the data's prompts, its sources evenly; all.")
     add("--imagine", type=int, default=0, help="Ask so many user turns that the target makes up itself; %(default)s.")
@@ -95,40 +99,70 @@ def run(asked: Asked, say: Say) -> Report:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = Target.of(asked.target, device)
     _check(asked, target)
-    work = asked.work or WORK.expanduser() / Path(asked.target).name
-    corpus = _corpus(asked, target, work, say)
-    compute = _features_by(asked, target)
-    pairs = {
-        name: list(zip(rows, features_of_all(work / name, rows, compute, say), strict=True))
-        for name, rows in corpus.items()
-    }
-    own = [pair for name in pairs if name != _TEXTS for pair in pairs[name]]
-    held_out = own[::_HELD_OUT_EVERY][:_MOST_HELD_OUT]
-    learnt = [pair for index, pair in enumerate(own) if index % _HELD_OUT_EVERY]
-    say(f"{len(own)} answers, {sum(len(answer.answer_ids) for answer, _ in own)} tokens; {len(pairs[_TEXTS])} texts")
-
-    kept = None
-    if asked.draft_vocab is not None:
-        kept = vocabulary.frequent([answer for answer, _ in learnt], asked.draft_vocab, target.spec.vocab_size)
+    known = None if asked.start is None else _known(asked, target)
+    learnt, held_out = _learnt_and_held_out(asked, target, say)
+    kept = _vocabulary(asked, target, [answer for answer, _ in learnt]) if known is None else known[1]
+    if kept is not None:
         covered = vocabulary.coverage([answer for answer, _ in held_out], kept)
         say(f"draft vocabulary of {len(kept)} tokens: {covered:.1%} of those held out")
+
     frozen = Frozen(target.rows("embeddings"), target.rows("lm_head", kept))
     everything = torch.arange(target.spec.vocab_size) if kept is None else kept
-    learnt_rows = rows_of(learnt + pairs[_TEXTS], everything, frozen.lm_head)
+    learnt_rows = rows_of(learnt, everything, frozen.lm_head)
     held_out_rows = rows_of(held_out, everything, frozen.lm_head)
     if not learnt_rows or not held_out_rows:
-        raise ConfigError(f"--data gave {len(own)} usable answers; at least two are needed, so give more rows")
-
+        raise ConfigError(f"--data gave {len(learnt)} usable answers; at least two are needed, so give more rows")
     torch.manual_seed(asked.recipe.seed)
-    head = EagleHead(target.sizes).to(device)
-    start(head, target.decoder.layers[-1], frozen, learnt_rows)
+    head = (EagleHead(target.sizes) if known is None else known[0]).to(device)
+    if known is None:
+        start(head, target.decoder.layers[-1], frozen, learnt_rows)
 
     def keep() -> None:
         checkpoint.save(asked.out, head, target.sizes, kept)
 
-    report = train(head, frozen, learnt_rows, held_out_rows, asked.recipe, work / "state.pt", say, keep)
+    report = train(head, frozen, learnt_rows, held_out_rows, asked.recipe, _work(asked) / "state.pt", say, keep)
     say(f"the head is in {asked.out}")
     return report
+
+
+def _work(asked: Asked) -> Path:
+    return asked.work or WORK.expanduser() / Path(asked.target).name
+
+
+def _learnt_and_held_out(asked: Asked, target: Target, say: Say) -> tuple[list[Pair], list[Pair]]:
+    corpus = _corpus(asked, target, say)
+    compute = _features_by(asked, target)
+    pairs = {
+        name: list(zip(rows, features_of_all(_work(asked) / name, rows, compute, say), strict=True))
+        for name, rows in corpus.items()
+    }
+    own = [pair for name in pairs if name != _TEXTS for pair in pairs[name]]
+    say(f"{len(own)} answers, {sum(len(answer.answer_ids) for answer, _ in own)} tokens; {len(pairs[_TEXTS])} texts")
+    held_out = own[::_HELD_OUT_EVERY][:_MOST_HELD_OUT]
+    return [pair for index, pair in enumerate(own) if index % _HELD_OUT_EVERY] + pairs[_TEXTS], held_out
+
+
+def _vocabulary(asked: Asked, target: Target, learnt: Sequence[Answer]) -> Tensor | None:
+    """Of the answers, not of what the data says as it stands."""
+    if asked.draft_vocab is None:
+        return None
+    own = [answer for answer in learnt if answer.kind != GIVEN]
+    return vocabulary.frequent(own, asked.draft_vocab, target.spec.vocab_size)
+
+
+def _known(asked: Asked, target: Target) -> tuple[EagleHead, Tensor | None]:
+    """The head to start from, and its draft vocabulary."""
+    assert asked.start is not None
+    if not (asked.start / eagle_form.CONFIG).is_file():
+        raise ConfigError(f"--start {asked.start} has no config.json; give the directory of an EAGLE-1 head")
+    head, config, kept = checkpoint.load(asked.start)
+    wanted = target.sizes
+    if asked.draft_vocab is not None:
+        wanted[eagle_form.DRAFT_VOCAB] = asked.draft_vocab
+    differs = [f"{key} {config.get(key)} and not {value}" for key, value in wanted.items() if config.get(key) != value]
+    if differs:
+        raise ConfigError(f"--start {asked.start} has {', '.join(differs)}; give a head like the one asked for")
+    return head, kept
 
 
 def _features_by(asked: Asked, target: Target) -> Compute:
@@ -151,7 +185,7 @@ def _check(asked: Asked, target: Target) -> None:
         )
 
 
-def _corpus(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, list[Answer]]:
+def _corpus(asked: Asked, target: Target, say: Say) -> dict[str, list[Answer]]:
     rows = list(prompts.read(asked.data))
     chat = Chat(target.tokenizer, asked.max_prompt_tokens)
 
@@ -161,7 +195,7 @@ def _corpus(asked: Asked, target: Target, work: Path, say: Say) -> dict[str, lis
         return TransformersWriter(target.model, target.tokenizer.pad_token_id or 0)
 
     answers = collect(
-        work,
+        _work(asked),
         prompts.ask(rows, asked.recipe.seed),
         chat,
         writer,

@@ -21,6 +21,9 @@ from neuronserve.neuron_worker.errors import ConfigError
 from .answers import Answer, Say, Writer, answer_all
 from .prompts import USER, Prompt, Row, follow_ups
 
+GIVEN = "given"
+"""The kind of what the target did not say itself."""
+
 _IMAGINED_TOKENS = 80
 _LEAST_CONTEXT = 8
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
@@ -98,13 +101,13 @@ def _pieces(row: Row, chat: Chat) -> Iterator[Answer]:
     if isinstance(row.content, str):
         ids, first = chat.encode(row.content), _LEAST_CONTEXT
     else:
-        prompt = Prompt("given", tuple(row.content))
+        prompt = Prompt(GIVEN, tuple(row.content))
         ids, first = chat.ids(prompt, is_open=False), len(chat.opening())
     for start in range(0, len(ids), chat.most):
         piece = ids[start : start + chat.most]
         context = max(first if not start else 0, _LEAST_CONTEXT)
         if len(piece) > context + _LEAST_CONTEXT:
-            yield Answer("given", piece[:context], piece[context:])
+            yield Answer(GIVEN, piece[:context], piece[context:])
 
 
 def _imagine(path: Path, chat: Chat, writer: Callable[[], Writer], count: int, say: Say) -> list[Prompt]:

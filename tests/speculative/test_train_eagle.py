@@ -82,6 +82,15 @@ def test_the_data_as_it_stands_is_learnt_from_too(words: list[str], tmp_path: Pa
     assert steps_of(with_texts) > steps_of(without)
 
 
+def test_a_head_is_trained_further(words: list[str], target: Path, tmp_path: Path) -> None:
+    trained([*words, "--draft-vocab", "64"])
+    first = load_file(tmp_path / "head" / "model.safetensors")
+    further = ["--start", str(tmp_path / "head"), "--work", str(tmp_path / "more"), "--out", str(tmp_path / "next")]
+    trained([*words, *further, "--learning-rate", "0"])
+    again = load_file(tmp_path / "next" / "model.safetensors")
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
 def test_features_of_the_device_are_those_of_torch(target: Path) -> None:
     draw = random.Random(0)
     rows = [[draw.randrange(258) for _ in range(count)] for count in (5, 150, 64, 65, 1, 30, 70, 2, 9, 128, 40)]
@@ -155,6 +164,11 @@ def test_a_target_of_another_architecture(words: list[str], tmp_path: Path, caps
     line = refused([*words, "--target", str(tmp_path / "t5")], capsys)
     assert "T5ForConditionalGeneration" in line
     assert "LlamaForCausalLM" in line
+
+
+def test_a_start_that_is_no_head(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused([*words, "--start", str(tmp_path / "none")], capsys)
+    assert "none has no config.json; give the directory of an EAGLE-1 head" in line
 
 
 def test_a_target_that_is_no_directory(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
