@@ -39,7 +39,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "lookup-chunks_32": CHUNKS,
     "lookup-tiny_cache": TINY_CACHE,
     "random-tiny_cache": TINY_CACHE,
-    "itself-both": {**CHUNKS, "num_gpu_blocks_override": 132},
+    "itself-chunks_32": CHUNKS,
     "eagle-both": {**CHUNKS, "num_gpu_blocks_override": 160},
 }
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from neuronserve.neuron_worker.device.remote import RemoteDevice
 from neuronserve.neuron_worker.revival import EngineGivesUp
 
 from .engine import Engine, expected, fail_loads, greedy, note_pauses
+from .proposers import InStep, drafter_of
 
 PROMPT = [(7 * i) % 60 + 3 for i in range(40)]
 
@@ -45,6 +47,21 @@ def test_tokens_are_those_of_the_device_in_this_process(engine: Engine) -> None:
     outputs = engine.generate(prompts, greedy(12))
     assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(prompt, 12) for prompt in prompts]
     assert device_of(engine).capabilities.name.startswith("arithmetic")
+
+
+def test_a_draft_in_the_other_process_is_in_step(
+    make_engine: Callable[..., Engine], asked: Callable[[str], dict[str, Any]]
+) -> None:
+    engine = make_engine(options={"device_python": sys.executable}, max_num_seqs=2, **asked("eagle"))
+    engine.worker.idle_watch.stop()
+    drafter_of(engine)._proposer = InStep()
+    prompts = [PROMPT, [3, 4], [50, 60, 20, 31]]
+    outputs = engine.generate(prompts, [greedy(20), greedy(20, logprobs=1), greedy(20)])
+    assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(prompt, 20) for prompt in prompts]
+    kill_device(engine)
+    assert engine.tokens_of(PROMPT, greedy(20)) == []  # its step fails, as any other's
+    assert engine.tokens_of(PROMPT, greedy(20)) == expected(PROMPT, 20)
+    engine.worker.shutdown()
 
 
 def test_logits_cross_too(engine: Engine) -> None:
