@@ -111,7 +111,7 @@ def serve(device: RemoteDevice, num_tokens: int = 4) -> list[int]:
 class _Ready(Driver):
     def __init__(self, device: RemoteDevice) -> None:
         self.device = device
-        self.block_size, self.max_model_len, self.prompts_per_call = 8, 64, 4
+        self.block_size, self.max_model_len, self.prompts_per_call, self.num_drafts = 8, 64, 4, 0
         self._compiled = set(SHAPES)
 
     def give_blocks(self, stream: Stream, length: int) -> None:

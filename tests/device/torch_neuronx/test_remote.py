@@ -44,4 +44,5 @@ def test_the_same_logits(
     there = logits_of_a_prompt_and_a_decode(remote, reference("llama"))
     assert len(here) == 2
     for ours, theirs in zip(here, there, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        # The stand-in computes with torch, whose sums depend on how many threads a process has.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
