@@ -130,7 +130,9 @@ class ServesAnything(ArithmeticDevice):
 class ForgetsChunks(ArithmeticDevice):
     def run(self, batch: PackedBatch) -> DeviceOutput:
         if batch.prefill is not None and batch.prefill.positions.any():
-            self._cache[1:] = 5
+            assert self._cache is not None
+            for block in range(1, len(self._cache)):
+                self._cache.spoil(block)
         return super().run(batch)
 
 
