@@ -23,7 +23,8 @@ NUMPY = _words(
 
 TORCH = _words(
     """
-    Tensor arange bfloat16 cat compile empty float16 float32 from_numpy inference_mode int64 int8 minimum nn
+    Tensor __version__ arange bfloat16 cat compile empty float16 float32 from_numpy inference_mode int64 int8 load
+    minimum nn
     nn.Module nn.Parameter nn.ParameterList nn.functional nn.functional.gelu nn.functional.layer_norm
     nn.functional.linear nn.functional.scaled_dot_product_attention nn.functional.silu no_grad rsqrt
     set_num_threads split stack where zeros zeros_like

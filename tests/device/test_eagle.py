@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts, Want
 from neuronserve.neuron_worker.device.cpu.device import CpuDevice
 from neuronserve.neuron_worker.device.errors import LoadError
 from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
+from neuronserve.speculative import eagle_form
 
 from .cpu.harness import instruction_sets
 from .draft_conformance import drafts_after, keep, verify
@@ -67,6 +69,39 @@ def test_a_wrong_feature_or_entry_would_show(wrong: dict[str, int], reference, d
     head = make_head(tmp_path, reference("llama"))
     driver = drive(reference("llama"), draft=tmp_path, num_drafts=K)
     assert not all(matches(driver, head, **wrong))
+
+
+def older(directory: Path) -> Path:
+    """The head as pytorch_model.bin, in which published heads come."""
+    path = directory / "model.safetensors"
+    torch.save(load_file(path), directory / "pytorch_model.bin")
+    path.unlink()
+    return directory / "pytorch_model.bin"
+
+
+@pytest.mark.parametrize("how", [{"own_embedding": True, "bias": True}, {"tokens": REDUCED, "dtype": torch.bfloat16}])
+def test_an_older_file_is_read_too(how: dict[str, Any], reference, drive, tmp_path: Path) -> None:
+    head = make_head(tmp_path, reference("llama"), **how)
+    older(tmp_path)
+    assert all(matches(drive(reference("llama"), draft=tmp_path, num_drafts=K), head))
+
+
+def test_an_older_file_runs_no_code(reference, drive, tmp_path: Path) -> None:
+    class Surprise:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (tmp_path / "ran").touch, ()
+
+    make_head(tmp_path, reference("llama"))
+    torch.save({"fc.weight": Surprise()}, older(tmp_path))
+    with pytest.raises(LoadError, match=r"pytorch_model.bin is not readable .* convert it once"):
+        drive(reference("llama"), draft=tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_trainers_files_are_of_this_form(reference, tmp_path: Path) -> None:
+    head = make_head(tmp_path, reference("llama"), tokens=REDUCED)
+    shapes = {name: list(values.shape) for name, values in load_file(tmp_path / "model.safetensors").items()}
+    assert not eagle_form.misfits(head.config, shapes)
 
 
 def test_the_shortest_prompt(reference, drive, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class _Loading:
         self._draft_dir, self._target = draft_dir, target
         self._options, self._packer = options, packer
         self.check("a vocabulary of {} tokens", self.spec.vocab_size, target.model.spec.vocab_size)
-        self.checkpoint = Checkpoint(draft_dir, _PREFIX)
+        self.checkpoint = Checkpoint(draft_dir, _PREFIX, or_older=True)
         self.builder = Builder(self.spec, self.checkpoint, packer, options)
 
     def __enter__(self) -> _Loading:

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from ..errors import LoadError
 from .ops import FloatType, Matrix
 from .safetensors import SafetensorsFile, TensorEntry
+from .torch_file import TorchFile
 
 _SINGLE = "model.safetensors"
+_OLDER = "pytorch_model.bin"
 _INDEX = "model.safetensors.index.json"
 
 
 class StoredMatrix:
     """A matrix in its file, row by row."""
 
-    def __init__(self, file: SafetensorsFile, entry: TensorEntry) -> None:
+    def __init__(self, file: SafetensorsFile | TorchFile, entry: TensorEntry) -> None:
         self._file = file
         self._entry = entry
 
@@ -102,12 +104,14 @@ class Checkpoint:
     """The safetensors of a directory. A context manager: what was not packed by the end is not to be read.
 
     A base model's checkpoint lacks the `prefix` of its names ("model.", "transformer."); both forms are found.
+    `or_older`: a directory without safetensors may have pytorch_model.bin, as published EAGLE heads do.
     """
 
-    def __init__(self, model_dir: str | Path, prefix: str = "") -> None:
+    def __init__(self, model_dir: str | Path, prefix: str = "", *, or_older: bool = False) -> None:
         self.directory = Path(model_dir)
         self._prefix = prefix
-        self._files: dict[str, SafetensorsFile] = {}
+        self._or_older = or_older
+        self._files: dict[str, SafetensorsFile | TorchFile] = {}
         self._source, self._file_of = self._catalogue()
 
     def __enter__(self) -> Checkpoint:
@@ -138,7 +142,7 @@ class Checkpoint:
         file, entry = self._find(name, (size,))
         return file.read(entry, 0, size)
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, TensorEntry]:
+    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile | TorchFile, TensorEntry]:
         file, stored = self._file_with(name, shape)
         entry = file.entry(stored)
         if entry.shape != shape:
@@ -148,7 +152,7 @@ class Checkpoint:
             )
         return file, entry
 
-    def _file_with(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
+    def _file_with(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile | TorchFile, str]:
         """The file, and what the tensor is called there."""
         stored = name if name in self._file_of else name.removeprefix(self._prefix)
         if stored not in self._file_of:
@@ -163,9 +167,10 @@ class Checkpoint:
             )
         return file, stored
 
-    def _open(self, file_name: str) -> SafetensorsFile:
+    def _open(self, file_name: str) -> SafetensorsFile | TorchFile:
         if file_name not in self._files:
-            self._files[file_name] = SafetensorsFile(self.directory / file_name)
+            kind = TorchFile if file_name == _OLDER else SafetensorsFile
+            self._files[file_name] = kind(self.directory / file_name)
         return self._files[file_name]
 
     def _catalogue(self) -> tuple[Path, dict[str, str]]:
@@ -175,6 +180,8 @@ class Checkpoint:
             return single, dict.fromkeys(self._open(_SINGLE).names, _SINGLE)
         if index.is_file():
             return index, _weight_map(index)
+        if self._or_older and (self.directory / _OLDER).is_file():
+            return self.directory / _OLDER, dict.fromkeys(self._open(_OLDER).names, _OLDER)
         raise LoadError(self._without_safetensors())
 
     def _without_safetensors(self) -> str:
