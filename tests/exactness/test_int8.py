@@ -1,4 +1,7 @@
-"""Int8 weights: not transformers' tokens, but the same tokens alone and in any company."""
+"""Int8: not transformers' tokens, but the same tokens alone and in any company.
+
+What int8 products must be, number for number: `tests/device/cpu/test_dot.py`, `tests/device/test_weight_types.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,17 @@ if TYPE_CHECKING:
     from ..tools.reference import Reference
 
 
-@pytest.fixture(scope="module", params=["weights", "weights_and_head"])
+FULL = pytest.mark.full
+FORMS: dict[str, dict[str, object]] = {
+    "weights": {"activations": "float32"},
+    "weights_and_activations": {},
+    "all_and_head": {"quantize_head": True},
+}
+
+
+@pytest.fixture(scope="module", params=["weights", "all_and_head", pytest.param("weights_and_activations", marks=FULL)])
 def engine(request: pytest.FixtureRequest, running: Callable[..., Any]) -> Iterator[Engine]:
-    options = {"quantization": "int8", "quantize_head": request.param == "weights_and_head"}
+    options = {"quantization": "int8", **FORMS[request.param]}
     with running(options=options, enable_prefix_caching=False) as engine:
         yield engine
 
