@@ -142,6 +142,20 @@ class DraftConformance:
         advance(driver, [neighbour])
         assert driver.draft([neighbour.tokens[-1]]) == [drafts_after(driver, neighbour.tokens)]
 
+    def test_a_row_that_ends_sooner_leaves_its_neighbours_theirs(self, bench: Bench) -> None:
+        """In the rounds after it there is a row less, and the others are other rows of the call."""
+        driver = bench.drafting()
+        long, *others = Stream([7 + i % 60 for i in range(LONGEST - 3)]), *(Stream(list(p)) for p in PROMPTS[:2])
+        streams = [long, *others]
+        results = driver.step([prefill(stream, len(stream.tokens), want=Want.TOKEN) for stream in streams])
+        driver.draft([int(result.tokens[0]) for result in results])
+        for stream, result in zip(streams, results, strict=True):
+            stream.tokens.append(int(result.tokens[0]))
+        advance(driver, streams)  # two places are left of the long one's, for the newest token and one draft
+        drafts = driver.draft([stream.tokens[-1] for stream in streams])
+        assert drafts == [drafts[0], *(drafts_after(driver, stream.tokens) for stream in others)]
+        assert drafts[0][:2] == drafts_after(driver, long.tokens)[:2]
+
     def test_drafts_beyond_a_rows_blocks_harm_nobody(self, bench: Bench) -> None:
         driver = bench.drafting()
         streams = [Stream([11 + i, *range(20, 27)]) for i in range(2)]  # a block each, and full

@@ -99,6 +99,14 @@ class Outcome:
     leaks: Leaks
 
 
+def _text(path: Path) -> str | None:
+    """Of a file that the device may remove at any moment."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
 class FaultyServer:
     """A server of three places whose device fails on demand."""
 
@@ -185,7 +193,7 @@ class FaultyServer:
 
     def wait_for_strike(self) -> float:
         path, give_up = self.model / "faults.json", time.monotonic() + PATIENCE
-        while path.exists() and path.read_text() == self._armed:
+        while _text(path) == self._armed:
             assert time.monotonic() < give_up, "no step met the fault"
             time.sleep(0.002)
         return time.monotonic()
