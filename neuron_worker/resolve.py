@@ -167,7 +167,7 @@ def _config(given: _Given) -> NeuronConfig:
 
 def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> None:
     """What only the whole configuration shows."""
-    given.notes.extend(_without_effect(config, given.values["activations"] is not None))
+    given.notes.extend(_without_effect(config, given.values))
     given.notes.extend(_several_machines(config, environ))
     _check_cache(config, environ)
     _check_override(config, given.spec, given.notes, given.warnings)
@@ -389,12 +389,18 @@ def _what_compiles_sampling_in(given: _Given) -> str | None:
     return f"{overrides.KEY}.on_device_generation" if "on_device_generation" in given.override else None
 
 
-def _without_effect(config: NeuronConfig, has_activations: bool) -> list[str]:
+def _without_effect(config: NeuronConfig, values: Mapping[str, object]) -> list[str]:
     """Options that were given and that nothing here looks at."""
     on_chip = config.capabilities.on_chip
     rules = (
         (config.quantize_head and config.quantization is None, "quantize_head", "weights are not int8"),
-        (has_activations and config.quantization is None, "activations", "weights are not int8"),
+        (values["activations"] is not None and config.quantization is None, "activations", "weights are not int8"),
+        (not values["adaptive_depth"] and config.speculation is None, "adaptive_depth", "nothing is drafted"),
+        (
+            not values["adaptive_depth"] and config.is_fused,
+            "adaptive_depth",
+            f"the {config.backend} device drafts in every step",
+        ),
         (config.threads is not None and on_chip, "threads", f"the {config.backend} device computes on its cores"),
         (config.artifacts is not None and not on_chip, "artifacts", f"the {config.backend} device compiles no graphs"),
         (

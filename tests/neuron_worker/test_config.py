@@ -184,6 +184,7 @@ def said_of_options(done: Any) -> list[str]:
         ({"chunk_tokens": 64}, {"enable_chunked_prefill": False}),
         ({"quantize_head": True}, {}),
         ({"activations": "int8"}, {}),
+        ({"adaptive_depth": False}, {}),
         ({"artifacts": "/somewhere"}, {}),
         ({"device_timeout": 9}, {}),
         ({"threads": 1, "backend": "transformers-neuronx"}, {}),

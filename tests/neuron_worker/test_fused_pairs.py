@@ -139,3 +139,8 @@ def test_a_length_of_the_draft_s_own_has_no_effect(tmp_path: Path, limit: int, n
 def test_both_models_are_in_the_plan_s_memory(tmp_path: Path) -> None:
     facts = resolved(tmp_path).memory_facts
     assert facts.draft_weight_bytes == facts.weight_bytes
+
+
+def test_every_step_drafts_whatever_is_asked_of_the_depth(tmp_path: Path) -> None:
+    notes = resolved(tmp_path, options={"adaptive_depth": False}).notes
+    assert "adaptive_depth has no effect: the transformers-neuronx device drafts in every step" in notes
