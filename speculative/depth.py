@@ -61,10 +61,8 @@ class Kept:
     """What a request keeps of its drafts: a share of those that it had."""
 
     share: float
-    num_steps: int = 0
 
     def add(self, drafted: int, kept: int) -> None:
-        self.num_steps += 1
         self.share += LATEST * (kept / drafted - self.share)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..base import DeviceOptions, DraftRequest, Int32, PackedBatch
-from .library import CACHES, Draft, Program, Session, address
+from .library import Draft, Session, address
 from .native_ops import Bound, draft_tokens
-from .program import BoundProgram, checked
+from .program import BoundProgram, checked, native_program
 
 
 class DraftProgram:
@@ -24,19 +24,7 @@ class DraftProgram:
         self._request: DraftRequest | None = None
         self._drafts: Int32 = np.zeros((step.num_rows, options.num_drafts), dtype=np.int32)
         self._draft = Draft(drafts=address(self._drafts), num_drafts=options.num_drafts)
-        self._program = Program(
-            ops=address(bound.ops),
-            num_ops=len(bound.ops),
-            decode_rows=shape.decode_rows,
-            decode_width=shape.decode_width,
-            prefill_tokens=shape.prefill_tokens,
-            prompts=step.num_prompts,
-            context=min(shape.context, options.max_model_len),
-            blocks_per_row=-(-shape.context // options.block_size),
-            vocab=vocab,
-            queries_per_item=bound.queries_per_item,
-            cache=CACHES.index("draft"),
-        )
+        self._program = native_program(shape, step.num_prompts, bound, options, vocab, cache="draft")
         num_tokens = draft_tokens(shape, step.num_prompts)
         session.reserve(bound.workspace_bytes, bound.scratch_bytes, len(bound.ops), num_tokens, max(step.num_rows, 1))
 

@@ -26,7 +26,7 @@ from ..base import (
     Want,
 )
 from ..errors import DoesNotFit
-from .library import Batch, Program, Session, address
+from .library import CACHES, Batch, Program, Session, address
 from .native_ops import Bound
 
 
@@ -59,6 +59,25 @@ class Results:
         )
 
 
+def native_program(
+    shape: StepShape, num_prompts: int, bound: Bound, options: DeviceOptions, vocab: int, cache: str = "model"
+) -> Program:
+    """`bound`'s operations are what it points at: keep them as long."""
+    return Program(
+        ops=address(bound.ops),
+        num_ops=len(bound.ops),
+        decode_rows=shape.decode_rows,
+        decode_width=shape.decode_width,
+        prefill_tokens=shape.prefill_tokens,
+        prompts=num_prompts,
+        context=min(shape.context, options.max_model_len),  # a last block may reach beyond the tables of positions
+        blocks_per_row=-(-shape.context // options.block_size),
+        vocab=vocab,
+        queries_per_item=bound.queries_per_item,
+        cache=CACHES.index(cache),
+    )
+
+
 class BoundProgram:
     """A recording bound to `shape`, with the session's memory reserved for it."""
 
@@ -71,18 +90,7 @@ class BoundProgram:
         self._session = session
         self.native_batch = Batch()
         self._parts: tuple[DecodePart | None, PrefillPart | None, RowSampling | None] = (None, None, None)
-        self._program = Program(
-            ops=address(bound.ops),
-            num_ops=len(bound.ops),
-            decode_rows=shape.decode_rows,
-            decode_width=shape.decode_width,
-            prefill_tokens=shape.prefill_tokens,
-            prompts=self.num_prompts,
-            context=min(shape.context, options.max_model_len),  # a last block may reach beyond the tables of positions
-            blocks_per_row=-(-shape.context // options.block_size),
-            vocab=vocab,
-            queries_per_item=bound.queries_per_item,
-        )
+        self._program = native_program(shape, self.num_prompts, bound, options, vocab)
         session.reserve(
             bound.workspace_bytes, bound.scratch_bytes, len(bound.ops), shape.num_tokens, max(self.num_rows, 1)
         )
