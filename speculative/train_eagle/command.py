@@ -9,6 +9,7 @@ written at every report of the training, so a head can be tried while it is trai
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -33,7 +34,7 @@ from .target import Target
 from .training import Recipe, Report, train
 
 SUMMARY = "an EAGLE head for a model, trained on the model's own answers"
-WORK = Path("~/.cache/neuronserve/train-eagle")
+WORK = "neuronserve/train-eagle"  # below XDG_CACHE_HOME, by default ~/.cache
 _HELD_OUT_EVERY, _MOST_HELD_OUT = 20, 96
 _TEXTS = "texts"
 _WRITERS, _READERS = ("engine", "transformers"), ("device", "torch")
@@ -73,7 +74,7 @@ def parse(words: Sequence[str]) -> Asked:
     add("--target", required=True, help="The model's directory.")
     add("--data", required=True, nargs="+", type=Path, help="JSONL rows of messages or text, or .txt, one text a line.")
     add("--out", required=True, type=Path, help="The head's directory.")
-    add("--work", type=Path, help=f"Answers, features and the training's state; {WORK}/NAME OF TARGET.")
+    add("--work", type=Path, help=f"Answers, features and the training's state; ~/.cache/{WORK}/NAME OF TARGET.")
     add("--start", type=Path, help="A head to start from; its draft vocabulary is kept.")
     add("--draft-vocab", type=int, help="Draft only that many tokens, the most frequent ones; all.")
     add("--prompts", type=int, help="Ask only so many of the data's prompts, its sources evenly; all.")
@@ -126,7 +127,9 @@ def run(asked: Asked, say: Say) -> Report:
 
 
 def _work(asked: Asked) -> Path:
-    return asked.work or WORK.expanduser() / Path(asked.target).name
+    if asked.work is not None:
+        return asked.work
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / WORK / Path(asked.target).name
 
 
 def _learnt_and_held_out(asked: Asked, target: Target, say: Say) -> tuple[list[Pair], list[Pair]]:

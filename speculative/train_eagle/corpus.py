@@ -70,8 +70,9 @@ def collect(
     of them; and answers to their follow-ups."""
     writer = cache(make_writer)  # brought up only where something is missing
     folder.mkdir(parents=True, exist_ok=True)
+    _check_made_with(folder / "made_with.json", {"--imagine": num_imagined, "--answer-tokens": num_tokens})
     asked = _mixed(list(prompts[:num_prompts]), _imagine(folder / "imagined.jsonl", chat, writer, num_imagined, say))
-    asked, ids = _fitting(asked, chat)
+    asked, ids = _fitting(asked, chat, say)
     asked, ids = asked[:num_answers], ids[:num_answers]
     if not asked:
         raise ConfigError(
@@ -80,7 +81,7 @@ def collect(
     answers = answer_all(folder / "answers.jsonl", asked, ids, writer, num_tokens, say)
     pairs = zip(asked, answers, strict=True)
     further = [more for prompt, answer in pairs for more in follow_ups(prompt, chat.text(answer.answer_ids))]
-    further, ids = _fitting(further, chat)
+    further, ids = _fitting(further, chat, say)
     return {
         "answers": answers,
         "follow_ups": answer_all(folder / "follow_ups.jsonl", further, ids, writer, num_tokens, say),
@@ -110,6 +111,17 @@ def _pieces(row: Row, chat: Chat) -> Iterator[Answer]:
             yield Answer(GIVEN, piece[:context], piece[context:])
 
 
+def _check_made_with(path: Path, asked: dict[str, int]) -> None:
+    """What is in the folder is not made again, so it must be what is asked for."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else asked
+    for key, value in asked.items():
+        if known[key] != value:
+            raise ConfigError(
+                f"{key} {value}: the answers in {path.parent} were made with {known[key]}; give that, or another --work"
+            )
+    path.write_text(json.dumps(asked), encoding="utf-8")
+
+
 def _imagine(path: Path, chat: Chat, writer: Callable[[], Writer], count: int, say: Say) -> list[Prompt]:
     if count and not path.exists():
         written = writer().write([chat.opening()] * count, _IMAGINED_TOKENS, 1.0)
@@ -126,7 +138,9 @@ def _mixed(first: list[Prompt], second: list[Prompt]) -> list[Prompt]:
     return [prompt for _, prompt in sorted(places, key=lambda place: place[0])]
 
 
-def _fitting(prompts: Sequence[Prompt], chat: Chat) -> tuple[list[Prompt], list[list[int]]]:
+def _fitting(prompts: Sequence[Prompt], chat: Chat, say: Say) -> tuple[list[Prompt], list[list[int]]]:
     pairs = [(prompt, chat.ids(prompt)) for prompt in prompts]
     short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= chat.most]
+    if len(short) < len(pairs):
+        say(f"{len(pairs) - len(short)} of {len(pairs)} prompts are left out: more than {chat.most} tokens")
     return [prompt for prompt, _ in short], [ids for _, ids in short]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -61,6 +62,28 @@ def test_a_head_and_its_acceptance(words: list[str], tmp_path: Path, capsys: pyt
     weights = load_file(tmp_path / "head" / "model.safetensors")
     assert weights["fc.weight"].shape == (32, 64)
     assert weights["d2t"].shape == (64,)
+
+
+@pytest.mark.parametrize("key", ["--imagine", "--answer-tokens"])
+def test_what_was_made_otherwise_is_not_taken_for_it(words: list[str], tmp_path: Path, key: str) -> None:
+    trained(words)
+    with pytest.raises(ConfigError, match=rf"^{key} 7: the answers in {tmp_path}/work were made with \d+; give that"):
+        trained([*words, key, "7"])
+
+
+def test_prompts_that_are_too_long_are_counted(words: list[str], tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "and " * 600}]}
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    [line, *_] = [line for line in trained(words) if "left out" in line]
+    assert re.fullmatch(r"1 of \d+ prompts are left out: more than 448 tokens", line)
+
+
+def test_work_lies_where_caches_do(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    without_work = [word for word in words if word not in ("--work", str(tmp_path / "work"))]
+    trained(without_work)
+    assert (tmp_path / "caches" / "neuronserve" / "train-eagle").is_dir()
 
 
 @pytest.mark.parametrize("place", ["answers", "features", "step 2"])
