@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,32 @@ def test_an_answer_longer_than_the_drain_s_limit_is_cut(tmp_path: Path) -> None:
         assert len(rest) < endless
         assert server.wait() == 0
         assert "requests cut after 1 s (--shutdown-timeout): 1" in server.output
+        assert_nothing_alarming(server.output)
+    finally:
+        server.close()
+
+
+@pytest.mark.full
+def test_a_server_of_two_api_processes_ends_its_answers_before_itself(model: str, tmp_path: Path) -> None:
+    flags = ("--neuronserve.backend", "arithmetic", "--api-server-count", "2")
+    server = serve(model, free_port(), tmp_path / "log", *flags).wait_until_ready()
+    body = {"model": model, "prompt": [5, 6, 7], "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
+    try:
+        with ExitStack() as streams:  # a connection each, so that both processes get some
+            answers: list[tuple[dict[str, Any], Iterator[dict[str, Any]]]] = []
+            for _ in range(6):
+                stream = httpx.stream(
+                    "POST", f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=PATIENCE
+                )
+                choices = tokens(streams.enter_context(stream).iter_lines())
+                answers.append((next(choices), choices))
+            server.process.send_signal(signal.SIGTERM)
+            for first, rest in answers:
+                whole = [first, *rest]
+                assert len(" ".join(choice["text"] for choice in whole).split()) == NUM_TOKENS
+                assert whole[-1]["finish_reason"] == "length"
+
+        assert server.wait() == 0
         assert_nothing_alarming(server.output)
     finally:
         server.close()
