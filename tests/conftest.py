@@ -32,15 +32,22 @@ FIRST = ("e2e", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_start
 """Begun first, so that nothing long is left for the end."""
 
 
+BY_ENGINE = ("test_remote.py", "test_smollm2.py", "test_speculation.py")
+"""Of `exactness`: a test is of one engine, which its parameters name, and engines need not wait for each other."""
+
+
 def _group(nodeid: str) -> str:
     """Tests of one group run in one process, and share what a module or a session sets up."""
-    path = nodeid.split("::")[0]
+    path, _, test = nodeid.partition("::")
     folder, _, name = path.rpartition("/")
-    return "e2e" if folder.endswith("/e2e") and name not in OWN_SERVERS else path
+    if folder.endswith("/e2e") and name not in OWN_SERVERS:
+        return "e2e"
+    _, bracket, engine = test.partition("[")
+    return path + bracket + engine if folder.endswith("/exactness") and name in BY_ENGINE else path
 
 
 def _place(item: pytest.Item) -> int:
-    name = _group(item.nodeid).rsplit("/")[-1]
+    name = _group(item.nodeid).partition("[")[0].rsplit("/")[-1]
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 

@@ -1,6 +1,7 @@
 """The same tokens with the device in another process: by this interpreter, and by one that has numpy and torch alone.
 
-These are the tests of `test_smollm2`, unchanged. Without `--full` one engine of them, and one start of the bare one.
+These are the tests of `test_smollm2`, unchanged: all engines of them by this interpreter, one by the bare one, which
+differs in what it can import and in no shape. Without `--full` one engine, and one start of the bare interpreter.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def places() -> Iterator[Any]:
-    for name in ENGINES:
-        for which in ("this", "bare"):
-            is_short = (name, which) == (SHORT, "this")
-            yield pytest.param((name, which), id=f"{name}-{which}", marks=() if is_short else pytest.mark.full)
+    for name, which in [*((name, "this") for name in ENGINES), (SHORT, "bare")]:
+        is_short = (name, which) == (SHORT, "this")
+        yield pytest.param((name, which), id=f"{name}-{which}", marks=() if is_short else pytest.mark.full)
 
 
 @pytest.fixture(scope="module", params=places())
