@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from neuronserve.bucketing.memory import kv_bytes_per_token
+from neuronserve.neuron_worker import tiny_checkpoint
+from neuronserve.neuron_worker.config import ServeRequest
+from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import StepShape
 from neuronserve.neuron_worker.device.graph.spec import ModelSpec, read_spec, weight_bytes
 from neuronserve.neuron_worker.footprint import padded, scratch_of_a_core, weights_of_all_cores
+from neuronserve.neuron_worker.resolve import resolve
+
+FAKES = str(Path(__file__).resolve().parents[1] / "fakes")
+COMPUTING = [name for name in registry.names() if not name.startswith("arithmetic")]
+"""Backends that keep keys and values."""
 
 
 @pytest.fixture
@@ -78,3 +89,28 @@ def test_a_device_that_attends_row_by_row_keeps_no_scores_of_a_prompt(spec: Mode
     shape = StepShape(0, 1, 64, 256)
 
     assert scratch_of_a_core(shape, spec, 1, prompt_rows=1, scores_prompts=False) == 4 * (64 * (36 + 30 + 60) + 101)
+
+
+@pytest.fixture
+def sdks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-ins for both SDKs, one core given."""
+    monkeypatch.syspath_prepend(FAKES)
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] in ("transformers_neuronx", "torch_neuronx")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("sdks")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", COMPUTING)
+def test_the_plan_counts_what_the_device_caches_of_a_token(backend: str, dtype: str, tmp_path: Path) -> None:
+    model = tiny_checkpoint.write(tmp_path)
+    done = resolve(ServeRequest(model, 64, 2, dtype=dtype, options={"backend": backend}), {})
+    device = registry.create(backend)
+    try:
+        facts = device.load(model, done.config.device_options())
+    finally:
+        device.close()
+
+    assert kv_bytes_per_token(done.memory_facts) == facts.bytes_per_kv_token

@@ -27,6 +27,7 @@ CAPABILITIES = Capabilities(
     default_max_num_seqs=8,
     default_max_graphs=8,
     fine_prefill_ladder=False,
+    cache_dtype="float32",  # whatever the weights are kept in
 )
 
 
