@@ -70,7 +70,7 @@ class Artifacts:
             logger.warning("compiled graphs were not kept in %s: %s", self.directory, error)
 
     def keep(self, model: Any) -> None:
-        """Save a compiled model's graphs. A server runs without them, so a failure is a warning."""
+        """Save a compiled model's graphs. A server runs without them, so a failure is a warning, whoever's it is."""
         directory = self.directory
         if directory is None or directory.exists():
             return
@@ -83,8 +83,8 @@ class Artifacts:
                 made.replace(directory)
             finally:
                 shutil.rmtree(made, ignore_errors=True)
-        except OSError as error:
-            logger.warning("compiled graphs were not kept in %s: %s", directory, error)
+        except Exception as error:
+            logger.warning("compiled graphs were not kept in %s: %s: %s", directory, type(error).__name__, error)
 
     def _identity_text(self) -> str:
         return json.dumps(self.identity, sort_keys=True, indent=1, default=str)
