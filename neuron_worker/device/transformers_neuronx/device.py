@@ -53,6 +53,12 @@ class _Loaded:
     engine: Engine | None = None  # once built
     has_cache: bool = False
 
+    def build(self) -> Engine:
+        """A new engine has the sampling it was compiled with, whatever the one before it was told."""
+        self.engine = self.blueprint.build()
+        self.ending = _ending(self.blueprint)
+        return self.engine
+
 
 class NeuronxDevice:
     def __init__(
@@ -74,8 +80,7 @@ class NeuronxDevice:
         draft = None if draft_dir is None else draft_pair.read(draft_dir, options)
         environment.prepare(self._environ, options.tensor_parallel_size, options.compiler_cache)
         blueprint = Blueprint.of(sdk.load(), options, target, draft, self._environ)
-        ending: Ending = HostEnding() if blueprint.sampling is None else ChipEnding(blueprint.sampling)
-        self._loaded = _Loaded(blueprint, Slots(options.max_num_seqs), ending)
+        self._loaded = _Loaded(blueprint, Slots(options.max_num_seqs), _ending(blueprint))
         self._shapes, self._sealed = set(), False
         return _facts(target, options, blueprint)
 
@@ -102,7 +107,7 @@ class NeuronxDevice:
     def seal(self) -> None:
         loaded = self._need()
         if self._shapes and loaded.engine is None:
-            loaded.engine = loaded.blueprint.build()
+            loaded.build()
         self._sealed = True
 
     def draft(self, batch: PackedBatch, request: DraftRequest) -> Int32:
@@ -127,9 +132,7 @@ class NeuronxDevice:
             raise UncompiledShape(f"{batch.shape} was not compiled; compiled: {sorted(self._shapes)}")
         if not loaded.has_cache:
             raise DeviceError("a step before allocate: the cache has no size yet")
-        if loaded.engine is None:
-            loaded.engine = loaded.blueprint.build()
-        step = _Step(loaded.engine, loaded, batch)
+        step = _Step(loaded.engine or loaded.build(), loaded, batch)
         try:
             return step.run()
         except DeviceError:
@@ -219,6 +222,7 @@ class _Step:
         if changed is not None:
             self.has_started = True
             self._engine.set_sampling(self._blueprint.generation_config(changed))
+            self._ending.written(changed)
 
     def _call(self, verb: Callable[[Call], Tensor], call: Call, places: list[int]) -> Tensor:
         self.has_started = True
@@ -227,6 +231,10 @@ class _Step:
         self._seconds += time.perf_counter() - started
         self._calls.append(Ended(places, result))
         return result
+
+
+def _ending(blueprint: Blueprint) -> Ending:
+    return HostEnding() if blueprint.sampling is None else ChipEnding(blueprint.sampling)
 
 
 def _facts(target: Checkpoint, options: DeviceOptions, blueprint: Blueprint) -> ModelFacts:

@@ -29,6 +29,7 @@ _NESTED = {
     "continuous_batching": "ContinuousBatchingConfig",
     "on_device_generation": "GenerationConfig",
 }
+_LINE = ("top_k", "top_p", "temperature", "top_p_min_tokens")
 _ROLES: dict[Role, Values] = {
     "alone": {},
     "target": {"on_device_embedding": True},
@@ -67,10 +68,20 @@ def values(options: DeviceOptions, hidden_size: int, role: Role = "alone", layou
         merged["on_device_generation"] = _generation(options.max_num_seqs)
     for name, value in given.items():
         merged[name] = {**merged.get(name, {}), **value} if name in _NESTED else value
+    if "on_device_generation" in merged:
+        merged["on_device_generation"] = _by_line(merged["on_device_generation"], options.max_num_seqs)
     if "quant" in merged:
         merged["quant"] = {"dequant_dtype": AMPS[options.dtype], **merged["quant"]}
     merged["continuous_batching"].pop("batch_size_for_shared_caches", None)  # checked to be the same number
     return merged
+
+
+def _by_line(fields: Values, num_slots: int) -> Values:
+    """One number of the user's is every slot's, as the library takes it."""
+    if not fields["per_batch_line"]:
+        return fields
+    numbers = {name: fields[name] for name in _LINE if not isinstance(fields[name], list)}
+    return {**fields, **{name: [number] * num_slots for name, number in numbers.items()}}
 
 
 def _generation(num_slots: int) -> Values:
@@ -92,14 +103,15 @@ def build(sdk: Sdk, fields: Mapping[str, Any]) -> Any:
     made = dict(fields)
     for name, class_name in _NESTED.items():
         if made.get(name) is not None:
-            made[name] = sdk.config_class(class_name)(**_copied(made[name]))
-    return sdk.config_class("NeuronConfig")(**_copied(made))
+            made[name] = sdk.config_class(class_name)(**copied(made[name]))
+    return sdk.config_class("NeuronConfig")(**copied(made))
 
 
 def generation_config(sdk: Sdk, fields: Mapping[str, Any]) -> Any:
     """A GenerationConfig, of nobody else's."""
-    return sdk.config_class("GenerationConfig")(**_copied(fields))
+    return sdk.config_class("GenerationConfig")(**copied(fields))
 
 
-def _copied(fields: Mapping[str, Any]) -> Values:
+def copied(fields: Mapping[str, Any]) -> Values:
+    """With lists of its own."""
     return {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -1,6 +1,7 @@
 """How rows end: by logits that cross to the caller or are sampled here, or by the chip's own sampler.
 
-The chip's sampler has one line of parameters per slot, written before the slot's first call. It knows no temperature
+The chip's sampler has one line of parameters per slot, written before the slot's first call, and the lines it was
+compiled with until then: so an ending belongs to one build of the graphs. It knows no temperature
 0 (it divides by it), so greedy is "the likeliest of one". Its random numbers are its own: no seeds.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..base import Float32, Int32, RowSampling, Want
 from ..errors import DeviceError
 from ..graph.torch_sampling import SamplingTensors, sampled_tokens
-from .neuron_config import Values
+from .neuron_config import Values, copied
 from .settings import KEY, refuse_generation
 
 SETTING = "sampling"
@@ -33,7 +34,10 @@ class Ended:
 
 class Ending(Protocol):
     def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
-        """The parameters to write before the call, if they changed."""
+        """The parameters to write before the call, if the chip may have others."""
+
+    def written(self, parameters: Values) -> None:
+        """The chip took those of `prepare`."""
 
     def end(self, calls: Sequence[Ended], sampling: RowSampling, width: int) -> tuple[Int32, Float32 | None]:
         """(tokens [N, width], logits of the rows that wanted them)."""
@@ -44,6 +48,9 @@ class HostEnding:
 
     def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
         return None
+
+    def written(self, parameters: Values) -> None:
+        pass
 
     def end(self, calls: Sequence[Ended], sampling: RowSampling, width: int) -> tuple[Int32, Float32 | None]:
         tokens = np.full((len(sampling.want), width), -1, dtype=np.int32)
@@ -70,7 +77,8 @@ class ChipEnding:
     """By the sampler that was compiled in."""
 
     def __init__(self, fields: Values) -> None:
-        self._fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
+        self._written = copied(fields)
+        self._is_in_doubt = False  # a write that failed may have reached the chip, or a part of it
         self._is_greedy = not fields.get("do_sample")
         refuse_generation(fields)
         self._most = int(fields.get("global_top_k") or 0)
@@ -78,23 +86,26 @@ class ChipEnding:
     def prepare(self, slots: Sequence[int], places: Sequence[int], sampling: RowSampling) -> Values | None:
         for place in places:
             self._check(place, sampling)
-        changes = [self._set(slot, place, sampling) for slot, place in zip(slots, places, strict=True)]
-        return dict(self._fields) if any(changes) else None
-
-    def _set(self, slot: int, place: int, sampling: RowSampling) -> bool:
-        """Whether the slot's parameters are others than before."""
-        temperature, top_k = float(sampling.temperature[place]), int(sampling.top_k[place])
         if self._is_greedy:
-            return False
+            return None
+        wanted = copied(self._written)
+        for slot, place in zip(slots, places, strict=True):
+            for name, value in self._line(place, sampling).items():
+                wanted[name][slot] = value
+        if wanted == self._written and not self._is_in_doubt:
+            return None
+        self._is_in_doubt = True
+        return wanted
+
+    def written(self, parameters: Values) -> None:
+        self._written, self._is_in_doubt = parameters, False
+
+    def _line(self, place: int, sampling: RowSampling) -> dict[str, float]:
+        temperature, top_k = float(sampling.temperature[place]), int(sampling.top_k[place])
         if temperature == 0:
-            line: dict[str, float] = {"top_k": 1, "top_p": 1.0, "temperature": 1.0}
-        else:
-            kept = min(top_k, self._most) if top_k > 0 else self._most
-            line = {"top_k": kept, "top_p": float(sampling.top_p[place]), "temperature": temperature}
-        before = {name: self._fields[name][slot] for name in line}
-        for name, value in line.items():
-            self._fields[name][slot] = value
-        return before != line
+            return {"top_k": 1, "top_p": 1.0, "temperature": 1.0}
+        kept = min(top_k, self._most) if top_k > 0 else self._most
+        return {"top_k": kept, "top_p": float(sampling.top_p[place]), "temperature": temperature}
 
     def _check(self, place: int, sampling: RowSampling) -> None:
         temperature, top_k = float(sampling.temperature[place]), int(sampling.top_k[place])

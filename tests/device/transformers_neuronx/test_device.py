@@ -301,6 +301,28 @@ class TestGraphsOnDisk:
         server = serve(artifacts=str(tmp_path / "file"))
         assert server.generate([5, 6, 7], 3) == answers.greedy([5, 6, 7], 3, VOCABULARY)
 
+    @pytest.mark.parametrize("error", [AssertionError("cannot save a model"), RuntimeError("nrt: no such file")])
+    def test_graphs_that_cannot_be_saved_serve_all_the_same(
+        self,
+        serve: Serve,
+        library: Any,
+        answers: Any,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        error: Exception,
+    ) -> None:
+        def save_half(model: Any, directory: str) -> None:
+            (Path(directory) / "half.neff").touch()
+            raise error
+
+        monkeypatch.setattr(library.LlamaForSampling, "save", save_half)
+        server = serve(artifacts=str(tmp_path))
+        assert server.generate([5, 6, 7], 3) == answers.greedy([5, 6, 7], 3, VOCABULARY)
+        assert f"were not kept in {tmp_path}" in caplog.text
+        assert f"{type(error).__name__}: {error}" in caplog.text
+        assert list((tmp_path / "transformers-neuronx").iterdir()) == []
+
 
 class TestSamplingOnTheChip:
     def test_each_slot_has_its_own_parameters(self, serve: Serve, chip: Any, answers: Any) -> None:
@@ -321,6 +343,53 @@ class TestSamplingOnTheChip:
         assert verbs(chip).count("update_generation_config") == 1
         tables = {name: values[0] for name, values in chip.chips[0].tables.items()}
         assert tables == {"top_k": 3, "top_p": pytest.approx(0.9), "temperature": 0.5, "top_p_min_tokens": 1}
+
+    @pytest.mark.parametrize("is_written", [False, True], ids=["before", "after"])
+    def test_parameters_whose_writing_failed_are_written_again(
+        self, serve: Serve, chip: Any, monkeypatch: pytest.MonkeyPatch, is_written: bool
+    ) -> None:
+        """It may have failed before the chip had them, or after: neither the new ones nor the old are known there."""
+        server = serve(sampling="device")
+        old, new = (replace(server.prompt_row([5, 6], 0), temperature=value) for value in (0.5, 0.25))
+        server.call([old])
+        model = chip.chips[0].model
+        write = model.update_generation_config
+
+        def fail(config: Any) -> None:
+            if is_written:
+                write(config)
+            raise ValueError("no such table")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "update_generation_config", fail)
+            with pytest.raises(DeviceError, match="no such table"):
+                server.call([new])
+        again = old if is_written else new
+        server.call([again])
+        assert chip.chips[0].tables["temperature"][0] == again.temperature
+
+    def test_one_number_of_yours_is_every_slot_s(self, serve: Serve, chip: Any) -> None:
+        server = serve(neuron_config={"on_device_generation": {"top_k": 50, "temperature": 0.5}})
+        assert chip.chips[0].tables["top_k"] == [50, 50, 50]
+        server.call([replace(server.prompt_row([5, 6], 1), temperature=0.25, top_k=9)])
+        assert chip.chips[0].tables["top_k"] == [50, 9, 50]
+        assert chip.chips[0].tables["temperature"] == [0.5, 0.25, 0.5]
+
+    def test_a_new_build_is_told_the_parameters_anew(
+        self, library: Any, model_dir: Callable[..., str], chip: Any, serve: Serve
+    ) -> None:
+        server = serve(sampling="device")
+        device = server.device = NeuronxDevice(environ={})
+        device.load(model_dir(), server.options)
+        device.allocate(4)
+        for shape in server.plan.shapes:
+            device.compile(shape)
+        row = replace(server.prompt_row([5, 6], 0), temperature=0.5)
+        server.call([row])
+        device.compile(StepShape(0, 1, 64, 64))
+        server.call([row])
+        assert len(chip.chips) == 3  # the first is the server's own device
+        assert [made.tables["temperature"][0] for made in chip.chips[1:]] == [0.5, 0.5]
 
     def test_what_the_chip_does_not_draw(self, serve: Serve) -> None:
         server = serve(sampling="device")
