@@ -28,6 +28,7 @@ class MemoryFacts:
     scratch_bytes: int = 0  # per core
     cores: int = 1
     core_bytes: int = CORE_BYTES
+    core_counts: tuple[int, ...] | None = None  # how many can work as one; None: any number
     draft_weight_bytes: int = 0  # of a draft beside the model, on all cores together
     draft_token_bytes: int = 0  # what it keeps of one position, on one core
 

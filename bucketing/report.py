@@ -162,8 +162,18 @@ def remedy(facts: MemoryFacts, batch: int, length: int) -> str:
     if alone := largest_length(facts, 1):
         return f"largest that fits: 1 sequence of {alone} tokens"
     if cores := cores_for_weights(facts):
-        return f"the weights alone do not fit: at least {cores} cores, or int8 weights"
+        return f"the weights alone do not fit{_more_cores(cores, facts.core_counts)}"
     return "scratch memory alone is more than a core has: smaller buckets or fewer sequences"
+
+
+def _more_cores(needed: int, counts: Sequence[int] | None) -> str:
+    """`counts`: how many can work as one."""
+    enough = [needed] if counts is None else [count for count in counts if count >= needed]
+    if enough:
+        return f": at least {min(enough)} cores, or int8 weights"
+    most = max(counts or (1,))
+    cores = "1 core" if most == 1 else f"at most {most} cores"
+    return f", and this device uses {cores}: int8 weights, or a smaller model"
 
 
 def _gib(size: int) -> str:

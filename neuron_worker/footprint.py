@@ -61,6 +61,7 @@ def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan, draft: Draft
             for shape in plan.shapes
         ),
         cores=cores,
+        core_counts=capabilities.tensor_parallel_degrees,
         draft_weight_bytes=0 if draft is None else draft_weights(draft, config),
         draft_token_bytes=0 if draft is None else draft_token_bytes(draft, config),
     )

@@ -24,7 +24,7 @@ from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities
 from .device.cpu.library import num_threads as usable_cores
-from .device.environment import SEVERAL_MACHINES, for_several_machines
+from .device.environment import ONE_CORE, SEVERAL_MACHINES, for_several_machines
 from .device.errors import DeviceError
 from .device.graph.spec import ModelSpec, read_spec
 from .draft_directory import refuse_as_target
@@ -295,6 +295,8 @@ def _prefix_caching(request: ServeRequest, one_block: bool, capabilities: Capabi
 def _cores(asked: int, capabilities: Capabilities, warnings: list[str]) -> int:
     known = capabilities.tensor_parallel_degrees or CORE_COUNTS
     if asked not in known:
+        if known == (1,):
+            raise ConfigError(ONE_CORE.format(asked, capabilities.name))
         problem = f"--tensor-parallel-size {asked}: cores work as one in groups of {', '.join(map(str, known))}"
         if capabilities.on_chip:
             raise ConfigError(f"{problem}; choose one of these")

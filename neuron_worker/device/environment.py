@@ -36,6 +36,12 @@ SEVERAL_MACHINES = (
     "{}: a model over several machines is not supported; unset these, and start one server on each machine"
 )
 
+ONE_CORE = (
+    "--tensor-parallel-size {}: the {} device uses one core; serve with --tensor-parallel-size 1 and start more "
+    f"servers, each with a {VISIBLE_KEY} of its own, or use several cores as one with the transformers-neuronx device "
+    "(Inf2, Trn1)"
+)
+
 
 def compiler_flags(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What of NEURON_CC_FLAGS decides a compiled graph."""

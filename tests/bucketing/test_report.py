@@ -74,6 +74,19 @@ def test_weights_that_do_not_fit_ask_for_cores() -> None:
     assert "the weights alone do not fit: at least 9 cores" in text
 
 
+def test_weights_that_do_not_fit_ask_for_cores_that_work_as_one() -> None:
+    plan, facts = make_plan(PlanRequest(1, 128, 128), SLOT_CHIP), replace(LLAMA_8B, weight_bytes=140 * GIB)
+    assert "fit: at least 12 cores, or int8" in render(plan, replace(facts, core_counts=(1, 2, 4, 8, 12)))
+
+
+def test_weights_that_do_not_fit_ask_for_no_cores_where_there_can_be_no_more() -> None:
+    plan, facts = make_plan(PlanRequest(1, 128, 128), SLOT_CHIP), replace(LLAMA_8B, weight_bytes=140 * GIB, cores=1)
+    text = render(plan, replace(facts, core_counts=(1,)))
+    assert "the weights alone do not fit, and this device uses 1 core: int8 weights, or a smaller model" in text
+    text = render(plan, replace(facts, core_counts=(1, 8)))
+    assert "the weights alone do not fit, and this device uses at most 8 cores: int8 weights" in text
+
+
 def test_scratch_that_does_not_fit() -> None:
     text = render(make_plan(PlanRequest(1, 128, 128), SLOT_CHIP), replace(LLAMA_8B, scratch_bytes=17 * GIB))
     assert "scratch memory alone" in text

@@ -429,6 +429,17 @@ def test_a_chip_refuses_a_core_count_it_has_not(tiny: str) -> None:
         resolved(tiny, tensor_parallel_size=3, options=CHIP)
 
 
+def test_a_device_of_one_core_says_how_to_use_more(tiny: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(tiny, tensor_parallel_size=2, options={"backend": "torch-neuronx"})
+
+    assert str(caught.value) == (
+        "--tensor-parallel-size 2: the torch-neuronx device uses one core; serve with --tensor-parallel-size 1 and "
+        "start more servers, each with a NEURON_RT_VISIBLE_CORES of its own, or use several cores as one with the "
+        "transformers-neuronx device (Inf2, Trn1)"
+    )
+
+
 def test_a_chip_refuses_a_combination_the_library_refuses(tiny: str) -> None:
     with pytest.raises(ConfigError, match="override_neuron_config: shard_over_sequence needs --tensor-parallel-size"):
         resolved(tiny, tensor_parallel_size=12, override={"shard_over_sequence": True}, options=CHIP)

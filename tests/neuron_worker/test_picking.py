@@ -190,5 +190,23 @@ def test_what_does_not_fit_a_core_names_what_does(tmp_path: Path) -> None:
     assert "a core has 16: largest that fits: --max-num-seqs " in message
 
 
+@pytest.mark.parametrize(
+    ("backend", "advice"),
+    [
+        ("transformers-neuronx", "at least 4 cores, or int8 weights"),  # 3 would hold them, and do not work as one
+        ("torch-neuronx", "and this device uses 1 core: int8 weights, or a smaller model"),
+    ],
+)
+def test_weights_that_do_not_fit_are_advised_cores_that_the_device_can_use(
+    backend: str, advice: str, tmp_path: Path
+) -> None:
+    model = {"num_hidden_layers": 48, "hidden_size": 4096, "intermediate_size": 14336, "head_dim": 128}
+
+    with pytest.raises(ConfigError) as caught:
+        room(INF2, tmp_path, backend=backend, max_model_len=128, max_num_seqs=1, dtype="float32", model=model)
+
+    assert str(caught.value).endswith(advice)
+
+
 def test_the_embedded_device_needs_no_cores_and_no_core_memory(tmp_path: Path) -> None:
     room(Machine(), tmp_path, backend="cpu", tensor_parallel_size=32, max_num_seqs=4096)

@@ -150,10 +150,7 @@ class NeuronTorchDevice:
 
 def _refuse(options: DeviceOptions, draft_dir: str | None) -> None:
     if options.tensor_parallel_size > 1:
-        raise UnsupportedModel(
-            f"--tensor-parallel-size {options.tensor_parallel_size}: the torch-neuronx backend uses one core; serve "
-            "with --tensor-parallel-size 1, or on several cores with the transformers-neuronx backend"
-        )
+        raise UnsupportedModel(environment.ONE_CORE.format(options.tensor_parallel_size, CAPABILITIES.name))
     if draft_dir is not None:
         raise UnsupportedModel(
             f"draft model {draft_dir}: the torch-neuronx backend does not speculate inside the device; leave it out"

@@ -112,7 +112,10 @@ def test_more_copies_than_one_call_takes(device: NeuronTorchDevice, reference: C
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tensor_parallel_size": 2}, r"--tensor-parallel-size 2.*one core.*transformers-neuronx"),
+        (
+            {"tensor_parallel_size": 2},
+            r"--tensor-parallel-size 2.*one core.*NEURON_RT_VISIBLE_CORES of its own.*transformers-neuronx",
+        ),
         ({"neuron_config": {"fuse_qkv": True}}, r"override_neuron_config: fuse_qkv"),
         ({"dtype": "float8"}, r"dtype is 'float8'"),
         ({"quantization": "f8e4m3fn"}, r"quantization is 'f8e4m3fn'"),
