@@ -17,7 +17,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 
 from .errors import CacheUnavailable
 from .manifest import Manifest
-from .places import hub_url, places
+from .places import hub_place, places
 from .store import Store
 
 _CASTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -31,7 +31,7 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """`argv` as after the word `lookup`."""
     options = _parser().parse_args(list(argv))
     try:
-        entries = [each for url in _urls(options.repo_id, environ) for each in _entries(url, options)]
+        entries = [each for url in urls(options.repo_id, environ) for each in _entries(url, options)]
     except (CacheUnavailable, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -58,9 +58,10 @@ def _is_newer(options: argparse.Namespace) -> bool:
     return options.mode is None and any(getattr(options, name) is not None for name in names)
 
 
-def _urls(repo: str | None, environ: Mapping[str, str]) -> list[str]:
+def urls(repo: str | None, environ: Mapping[str, str]) -> list[str]:
+    """Where a lookup looks: in the repository it was given alone, else where a start would."""
     if repo:
-        return [hub_url(repo)]
+        return [str(hub_place(environ, repo)[0])]
     given = {name: environ.get(f"NEURONSERVE_{name.upper()}") or None for name in ("artifacts", "cache_url")}
     where = places(environ, given["artifacts"], given["cache_url"])
     return [str(place) for place in (where.local, where.remote) if place is not None]

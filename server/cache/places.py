@@ -78,18 +78,26 @@ def _directory(key: str, text: str) -> Path:
 def _remote(environ: Mapping[str, str], cache_url: str | None, compile_cache: str) -> tuple[str | None, str]:
     if cache_url:
         return cache_url.rstrip("/"), "cache_url"
-    if repo := environ.get(REPO_KEY, "").strip():
-        return hub_url(repo), REPO_KEY
-    if repo := _chosen_repo(environ):
-        return hub_url(repo), REPO_FILE
-    if is_remote(compile_cache):
+    url, said_by = hub_place(environ)
+    if url is None and is_remote(compile_cache):
         return f"{compile_cache.rstrip('/')}/{FOLDER}", COMPILE_CACHE_KEY
+    return url, said_by
+
+
+def hub_place(environ: Mapping[str, str], repo: str | None = None) -> tuple[str | None, str]:
+    """(URL in a hub repository, what says so): `repo`, the flag of optimum's commands, else what its tools read."""
+    if repo:
+        return _hub_url("--repo_id", repo), "--repo_id"
+    if named := environ.get(REPO_KEY, "").strip():
+        return _hub_url(REPO_KEY, named), REPO_KEY
+    if chosen := _chosen_repo(environ):
+        return _hub_url(REPO_FILE, chosen), REPO_FILE
     return None, ""
 
 
-def hub_url(repo: str) -> str:
+def _hub_url(key: str, repo: str) -> str:
     if not _is_repo(repo):
-        raise ConfigError(f"{REPO_KEY}={repo!r} is no repository of the hub; give owner/name")
+        raise ConfigError(f"{key}={repo!r} is no repository of the hub; give owner/name")
     return f"hf://{repo}/{FOLDER}"
 
 

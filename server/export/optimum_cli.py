@@ -17,6 +17,7 @@ from pathlib import Path
 
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import export_settings
+from neuronserve.server.cache.places import hub_place
 
 from .. import cli
 from . import command
@@ -77,13 +78,14 @@ def _cache_words(verb: str, rest: Sequence[str], environ: Mapping[str, str]) -> 
         if options.all or options.old_versions or options.wipe:
             raise ConfigError("neuron cache cleanup: say what may go, with neuronserve cache prune --older-than 30d")
         return ["prune", *(["--dry-run"] if options.dry_run else [])]
-    parser.add_argument("--repo_id", "--repo-id", default=environ.get("CUSTOM_CACHE_REPO"))
+    parser.add_argument("--repo_id", "--repo-id")
     parser.add_argument("--cache_dir", "--cache-dir")
     options = parser.parse_args(rest)
-    if not options.repo_id:
+    url, _ = hub_place(environ, options.repo_id)
+    if url is None:
         raise ConfigError("neuron cache synchronize: to which repository? give --repo_id or set CUSTOM_CACHE_REPO")
     local = ["--artifacts", options.cache_dir] if options.cache_dir else []
-    return ["push", f"hf://{options.repo_id}", *local]
+    return ["push", url, *local]
 
 
 # -- neuron serve

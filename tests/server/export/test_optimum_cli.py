@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.server import cli
+from neuronserve.server.cache import optimum
+from neuronserve.server.cache.places import places
 from neuronserve.server.export import command, optimum_cli, read_settings
 from neuronserve.server.export.write import ExportRequest
 
@@ -90,7 +93,7 @@ def test_serve_takes_an_export_at_its_own_values_alone(exported: Export) -> None
 )
 def test_what_is_not_answered_says_so(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        optimum_cli.run(line.split(), {})
+        optimum_cli.run(line.split(), {"HF_HOME": "/nowhere"})
     assert message in str(caught.value)
 
 
@@ -98,6 +101,41 @@ def test_a_lookup_speaks_optimums_words(tmp_path: Path, capsys: pytest.CaptureFi
     environ = {"NEURONSERVE_ARTIFACTS": str(tmp_path)}
     assert optimum_cli.run(["neuron", "cache", "lookup", "some/model"], environ) == 0
     assert "*** 0 entrie(s) found in cache for some/model for inference.***" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["--repo_id", "me/cache"], {}),
+        ([], {"CUSTOM_CACHE_REPO": "me/cache"}),
+        ([], {"HF_HOME": "told"}),
+        (["--repo_id", "me/cache"], {"CUSTOM_CACHE_REPO": "me/other"}),
+    ],
+)
+def test_synchronize_writes_where_a_start_and_a_lookup_read(
+    words: list[str], environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def write_down(line: list[str]) -> int:
+        asked.append(line)
+        return 0
+
+    monkeypatch.setattr(cli, "main", write_down)
+    (tmp_path / "told").mkdir()
+    (tmp_path / "told" / "optimum_neuron_custom_cache").write_text("me/cache")
+    environ = {name: str(tmp_path / value) if name == "HF_HOME" else value for name, value in environ.items()}
+
+    assert optimum_cli.run(["neuron", "cache", "synchronize", *words], environ) == 0
+
+    read = {"CUSTOM_CACHE_REPO": "me/cache"} if words else environ
+    assert asked == [["cache", "push", places(read).remote]]
+    assert asked[0][2] in optimum.urls(words[1] if words else None, environ)
+
+
+def test_a_repository_that_is_none_is_named_by_what_said_it() -> None:
+    with pytest.raises(ConfigError, match="--repo_id='cache' is no repository of the hub; give owner/name"):
+        optimum_cli.run(["neuron", "cache", "synchronize", "--repo_id", "cache"], {})
 
 
 def test_the_real_one_is_left_alone() -> None:
