@@ -89,7 +89,8 @@ class Argument:
     is_switch: bool = False  # a flag without a value
     repeats: bool = False
     is_secret: bool = False
-    first_wins: bool = False  # of its variables the first that is set; otherwise they must agree
+    first_wins: bool = False  # of its spellings the flag, then the first variable; otherwise they must agree
+    flag_wins: bool = False  # over variables of another name too, which TGI's entrypoints turn into its own
     harmless: tuple[object, ...] = ()  # values of a refused argument that ask for what happens anyway
 
     @property
@@ -129,8 +130,14 @@ ARGUMENTS: tuple[Argument, ...] = (
         "model_id",
         "A local directory or a hub id.",
         variables=("MODEL_ID", "HF_MODEL_ID", "SM_ON_MODEL"),
+        flag_wins=True,
     ),
-    _argument("revision", "Branch, tag or commit of a hub id.", variables=("REVISION", "HF_MODEL_REVISION")),
+    _argument(
+        "revision",
+        "Branch, tag or commit of a hub id.",
+        variables=("REVISION", "HF_MODEL_REVISION"),
+        flag_wins=True,
+    ),
     _argument(
         "dtype",
         "Type the model computes in: float16, bfloat16, float32.",
@@ -142,6 +149,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         f"int8 weights: {', '.join(INT8_NAMES)}. Other methods are refused by name.",
         quantization,
         variables=("QUANTIZE", "HF_MODEL_QUANTIZE", "QUANTIZATION"),
+        flag_wins=True,
     ),
     _argument("speculate", "Most drafted tokens of a step, looked up in the prompt; 0 is none.", natural),
     _argument("tokenizer_config_path", "A tokenizer_config.json whose chat template is used."),
@@ -200,6 +208,7 @@ ARGUMENTS: tuple[Argument, ...] = (
         "Every route that generates or tokenizes wants it as a bearer token.",
         variables=("API_KEY", "VLLM_API_KEY"),
         is_secret=True,
+        flag_wins=True,
     ),
     _argument("cors_allow_origin", "Origin browsers may call from; repeatable. Default: any.", origins, repeats=True),
     _switch("json_output", "Log lines as JSON, as LOG_FORMAT=JSON."),
@@ -214,7 +223,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     # accepted without effect
     _idle("trust_remote_code", "no code of a model is run here", boolean, is_switch=True, variables=(
-        "TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE")),
+        "TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), flag_wins=True),
     _idle("waiting_served_ratio", _SCHEDULED),
     _idle("max_waiting_tokens", _SCHEDULED),
     _idle("cuda_graphs", _GPU),

@@ -17,6 +17,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.resolve import resolve
 from neuronserve.server.tgi.settings import TgiSettings
 
+from . import tools
 from .deduce import BATCH, CORES, INPUT, LENGTH, PREFILL, TOTAL, Settings
 from .hostname import bind_address
 
@@ -94,6 +95,7 @@ def command(settings: Settings, device: Device, environ: Mapping[str, str], extr
     words += _cors_words(settings)
     if template := _chat_template(settings.text("tokenizer_config_path")):
         words += ["--chat-template", template]
+    words += _tool_words(settings, template)
     if endpoint := settings.text("otlp_endpoint"):
         words += ["--otlp-traces-endpoint", endpoint]
     notes = tuple(note for note in (host_note, chunk_note) if note)
@@ -141,6 +143,12 @@ def _cors_words(settings: Settings) -> list[str]:
     allowed = list(origins) if isinstance(origins, tuple) else ["*"]
     lists = {"origins": allowed, "methods": _METHODS, "headers": _HEADERS}
     return [word for name, value in lists.items() for word in (f"--allowed-{name}", json.dumps(value))]
+
+
+def _tool_words(settings: Settings, template: str | None) -> list[str]:
+    """Arguments follow their function's schema, as in TGI. The user's own words come later, and win."""
+    parser = tools.parser_for(settings.model.directory, template)
+    return ["--tool-call-parser", parser, "--tool-strict-level", "parameter", "--enable-auto-tool-choice"]
 
 
 def _quantization(settings: Settings) -> dict[str, Any]:

@@ -62,7 +62,13 @@ def prepare(settings: Settings, asked: Asked, environ: Mapping[str, str]) -> tup
     """(the command, the lines that say what it came from)."""
     device = look(settings, environ)
     made = command(settings, device, environ, asked.server_arguments)
-    notes = [*checks.idle(asked), *checks.remarks(settings), *checks.warnings(settings.model), *made.notes]
+    notes = [
+        *asked.unused,
+        *checks.idle(asked),
+        *checks.remarks(settings),
+        *checks.warnings(settings.model),
+        *made.notes,
+    ]
     return made, [*table(settings, device.max_num_seqs), *notes]
 
 

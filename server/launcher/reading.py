@@ -2,8 +2,9 @@
 
     read(argv, environ) ──▶ Asked: what was given, each value with the flag or variable that gave it
 
-A flag wins over every variable; of a setting's several variables all that are set must agree. A blank variable is not
-set: `docker run -e HF_TOKEN=${HF_TOKEN}` leaves such ones. Nothing is deduced here.
+A flag wins over the variable of its own name, as in TGI. All else that gives a setting must agree, be it a flag and a
+variable of another name or two variables; where one of them wins, the other is noted. A blank variable is not set:
+`docker run -e HF_TOKEN=${HF_TOKEN}` leaves such ones. Nothing is deduced here.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Asked:
     values: Mapping[str, Given] = field(default_factory=dict)
     server_arguments: tuple[str, ...] = ()  # for `vllm serve` as they are
     wants_environment: bool = False  # --env
+    unused: tuple[str, ...] = ()  # what gave way to another spelling, one line each
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -105,13 +107,13 @@ def _epilog() -> str:
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Asked:
     own, rest = _split(argv)
     options = parser().parse_args([_dashed(word) for word in own])
-    values = {}
+    values, unused = {}, []
     for argument in TABLE:
-        flag = getattr(options, argument.name) if argument.has_flag else None
-        found = _from_flag(argument, flag) if flag is not None else _from_shell(argument, environ)
-        if found is not None:
-            values[argument.name] = found
-    return Asked(values, (*sagemaker.server_arguments(environ), *rest), options.env)
+        found = _given(argument, options, environ)
+        if found:
+            values[argument.name] = found[0]
+            unused += _beaten(argument, found)
+    return Asked(values, (*sagemaker.server_arguments(environ), *rest), options.env, tuple(unused))
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -129,26 +131,29 @@ def _dashed(word: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}"
 
 
-def _from_flag(argument: Argument, value: object) -> Given:
-    return Given(_parsed(argument, argument.flag, value), argument.flag)
-
-
-def _from_shell(argument: Argument, environ: Mapping[str, str]) -> Given | None:
-    found = [
-        Given(_parsed(argument, name, environ[name]), name)
-        for name in argument.variables
-        if environ.get(name, "").strip()
+def _given(argument: Argument, options: argparse.Namespace, environ: Mapping[str, str]) -> list[Given]:
+    """Every spelling that gives it, the one that counts first."""
+    flag = getattr(options, argument.name) if argument.has_flag else None
+    found = [] if flag is None else [Given(_parsed(argument, argument.flag, flag), argument.flag)]
+    names = [name for name in argument.variables if flag is None or name != argument.name.upper()]
+    return found + [
+        Given(_parsed(argument, name, environ[name]), name) for name in names if environ.get(name, "").strip()
     ]
-    if not found:
-        return None
+
+
+def _beaten(argument: Argument, found: Sequence[Given]) -> list[str]:
+    """Lines of those that give another value than the first does, where that may be."""
     first = found[0]
-    for other in found[1:]:
-        if other.value != first.value and not argument.first_wins:
-            shown = [
-                given.origin if argument.is_secret else f"{given.origin}={given.value}" for given in (first, other)
-            ]
-            raise ConfigError(f"{' and '.join(shown)} are one setting and disagree: define only {first.origin}")
-    return first
+    others = [other for other in found[1:] if other.value != first.value]
+    wins = argument.first_wins or (argument.flag_wins and first.origin == argument.flag)
+    if others and not wins:
+        shown = f"{_shown(argument, first)} and {_shown(argument, others[0])}"
+        raise ConfigError(f"{shown} are one setting and disagree: define only {first.origin}")
+    return [f"{_shown(argument, other)} is not used: {_shown(argument, first)} is given" for other in others]
+
+
+def _shown(argument: Argument, given: Given) -> str:
+    return given.origin if argument.is_secret else f"{given.origin}={given.value}"
 
 
 def _parsed(argument: Argument, key: str, value: object) -> object:

@@ -191,6 +191,22 @@ def test_spellings_of_the_model(variable: str) -> None:
     assert read(["--model-id", "mine"], {variable: "gpt2"}).text("model_id") == "mine"
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "lines"),
+    [
+        ("--model-id mine", {"HF_MODEL_ID": "gpt2"}, ["HF_MODEL_ID=gpt2 is not used: --model-id=mine is given"]),
+        ("--model-id mine", {"MODEL_ID": "gpt2"}, []),  # the flag's own
+        ("--model-id mine", {"HF_MODEL_ID": "mine"}, []),
+        ("--port 9000", {"PORT": "80", "SM_ON_PORT": "1"}, ["SM_ON_PORT=1 is not used: --port=9000 is given"]),
+        ("", {"PORT": "80", "SM_ON_PORT": "9000"}, ["SM_ON_PORT=9000 is not used: PORT=80 is given"]),
+        ("--api-key a", {"VLLM_API_KEY": "b"}, ["VLLM_API_KEY is not used: --api-key is given"]),
+        ("", {"HF_TOKEN": "a", "HF_API_TOKEN": "b"}, ["HF_API_TOKEN is not used: HF_TOKEN is given"]),
+    ],
+)
+def test_a_variable_that_gives_way_is_named(flags: str, environ: dict[str, str], lines: list[str]) -> None:
+    assert list(read(flags.split(), environ).unused) == lines
+
+
 def test_a_command_line_is_read_as_its_writers_write_it() -> None:
     asked = read(
         ["--max_total_tokens=100", "-p", "80", "--json-output", "--cors-allow-origin", "a", "--cors-allow-origin=b"], {}

@@ -228,3 +228,12 @@ def test_a_revision_of_a_directory_is_said_to_be_ignored(tmp_path: Path) -> None
     made, lines = prepare(settle(asked), asked, {})
     assert "--revision" not in made.argv
     assert f"Revision main ignored for local model at {directory}" in lines
+
+
+def test_a_variable_that_is_not_used_is_in_the_start_s_lines(tmp_path: Path) -> None:
+    from neuronserve.server.launcher.main import prepare
+
+    directory = tiny_model(tmp_path)
+    asked = read(["--model-id", directory], {"HF_MODEL_ID": "gpt2"})
+    _, lines = prepare(settle(asked), asked, {})
+    assert f"HF_MODEL_ID=gpt2 is not used: --model-id={directory} is given" in lines

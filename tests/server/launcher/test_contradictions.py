@@ -114,6 +114,24 @@ CASES = {
     "two keys": Case(
         "", "API_KEY and VLLM_API_KEY are one setting and disagree", {"API_KEY": "x", "VLLM_API_KEY": "y"}
     ),
+    "a flag and a variable of another name": Case(
+        "--max-batch-size 8",
+        "--max-batch-size=8 and HF_BATCH_SIZE=4 are one setting and disagree: define only --max-batch-size",
+        {"HF_BATCH_SIZE": "4"},
+    ),
+    "the same of the length": Case(
+        "--max-total-tokens 1024",
+        "--max-total-tokens=1024 and HF_SEQUENCE_LENGTH=2048 are one setting and disagree",
+        {"MAX_TOTAL_TOKENS": "512", "HF_SEQUENCE_LENGTH": "2048"},
+    ),
+    "the same of the type": Case(
+        "--dtype float16",
+        "--dtype=float16 and HF_AUTO_CAST_TYPE=bfloat16 are one setting and disagree",
+        {"HF_AUTO_CAST_TYPE": "bf16"},
+    ),
+    "the same, of SageMaker": Case(
+        "--max-batch-size 8", "--max-batch-size=8 and SM_ON_BATCH_SIZE=4 are one setting", {"SM_ON_BATCH_SIZE": "4"}
+    ),
     "no workers": Case("--validation-workers 0", "`validation_workers` must be > 0"),
     "no batch": Case("--max-batch-size 0", "`max_batch_size` must be > 0"),
     "no number": Case("", "MAX_TOTAL_TOKENS='many': expected a whole number", {"MAX_TOTAL_TOKENS": "many"}),
@@ -137,6 +155,9 @@ def test_it_is_refused(name: str) -> None:
         # Two names that agree, as an image that fills in what is missing leaves them.
         ("--max-input-length 512 --max-total-tokens 1024", {"MAX_INPUT_TOKENS": "512"}, SMALL),
         ("", {"MAX_BATCH_SIZE": "4", "HF_BATCH_SIZE": "4"}, SMALL),
+        ("--max-batch-size 4", {"HF_BATCH_SIZE": "4"}, SMALL),
+        # A flag wins over the variable of its own name.
+        ("--max-batch-size 8 --dtype fp16", {"MAX_BATCH_SIZE": "4", "DTYPE": "bf16"}, SMALL),
         # Everything the export says, said once more.
         (
             "--max-batch-size 4 --max-total-tokens 2048 --max-input-tokens 2047 --max-batch-total-tokens 8192",
