@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.server import vllm_flags
@@ -22,8 +23,9 @@ from .errors import CacheUnavailable
 from .key import ArtifactKey
 from .manifest import Damaged, Manifest
 from .places import Places, local_or_default, places
-from .store import Store
+from .store import LAYOUT, Store
 
+Value = TypeVar("Value")
 AddFlags = Callable[[argparse.ArgumentParser], None]
 KeyOf = Callable[[argparse.Namespace], "tuple[ArtifactKey, Places]"]
 """The key of the server these flags would start, and the places it would look in."""
@@ -80,7 +82,7 @@ def _parser(
 
 
 def _list(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    store = Store(options.url or str(_local(options, environ)))
+    store = _store(options.url or str(_local(options, environ)))
     found, damaged = store.manifests()
     for manifest in sorted(found, key=lambda each: each.created, reverse=True):
         print(line_of(manifest))
@@ -113,31 +115,54 @@ def _lookup(options: argparse.Namespace, key_of: KeyOf) -> int:
 
 
 def _move(options: argparse.Namespace, environ: Mapping[str, str], verb: str) -> int:
-    here, there = Store(str(_local(options, environ))), Store(options.url)
+    here, there = _store(str(_local(options, environ))), _store(options.url)
     source, target = (here, there) if verb == "push" else (there, here)
     names = _chosen(source, options.names)
-    present = set(target.names())
     num_damaged = 0
     for name in names:
-        if name in present:
-            print(f"{name}  is there already")
-            continue
         try:
             manifest = source.find(name)
-            if manifest is None:
-                continue  # removed meanwhile
-            with tempfile.TemporaryDirectory(prefix="neuronserve-cache-") as scratch:
-                source.fetch(manifest, Path(scratch))
-                target.publish(manifest, Path(scratch))
+            if manifest is not None:  # None: removed meanwhile
+                print(f"{name}  {_moved(manifest, source, target)}")
         except Damaged as damage:
             num_damaged += 1
             source.set_aside(name, damage)
             print(f"{name}  is damaged ({damage}): not copied")
-            continue
-        print(f"{name}  {_size(manifest.size)} copied")
     if not names:
         print(f"no entries in {source.url}")
     return 1 if num_damaged else 0
+
+
+def _moved(manifest: Manifest, source: Store, target: Store) -> str:
+    """What was done, for the line of this entry. `Damaged` is the source's own; a damaged target is written anew."""
+    instead = _what_differs(manifest, target)
+    if instead is None:
+        return "is there already"
+    with tempfile.TemporaryDirectory(prefix="neuronserve-cache-") as scratch:
+        source.fetch(manifest, Path(scratch))
+        target.publish(manifest, Path(scratch))
+    return f"{_size(manifest.size)} copied{instead}"
+
+
+def _what_differs(manifest: Manifest, target: Store) -> str | None:
+    """What a copy takes the place of; empty: of nothing. None: the target has the same files, and whole."""
+    try:
+        found = target.find(manifest.name)
+        if found is None:
+            return ""
+        if found.files != manifest.files:
+            return f" in the place of {_count(len(found.files), 'other file')}"
+        target.verify(found)
+    except Damaged as damage:
+        return f" in the place of a damaged entry: {damage}"
+    return None
+
+
+def _store(url: str) -> Store:
+    store = Store(url)
+    if store.is_a_file:
+        raise ConfigError(f"cache URL={url!r} is a file; name the directory that holds {LAYOUT}/")
+    return store
 
 
 def _chosen(store: Store, beginnings: Sequence[str]) -> list[str]:
@@ -149,12 +174,9 @@ def _chosen(store: Store, beginnings: Sequence[str]) -> list[str]:
 
 
 def _prune(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    try:
-        older_than = prune.age(options.older_than) if options.older_than else None
-        max_size = prune.size(options.max_size) if options.max_size else None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    store = Store(options.url or str(_local(options, environ)))
+    older_than = _read("--older-than", options.older_than, prune.age)
+    max_size = _read("--max-size", options.max_size, prune.size)
+    store = _store(options.url or str(_local(options, environ)))
     pruning = prune.plan(store, datetime.now(UTC), older_than, max_size)
     left_behind = [] if options.url else _abandoned(_local(options, environ))
     for manifest in pruning.entries:
@@ -171,6 +193,13 @@ def _prune(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         for directory in left_behind:
             prune.remove_directory(directory)
     return 0
+
+
+def _read(flag: str, text: str | None, reader: Callable[[str], Value]) -> Value | None:
+    try:
+        return None if text is None else reader(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
 
 
 def _abandoned(local: Path) -> list[Path]:

@@ -74,14 +74,20 @@ def age(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+)([mhdw])", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no age; write 12h, 30d or 4w")
-    return timedelta(**{_AGES[match[2]]: int(match[1])})
+    try:
+        return timedelta(**{_AGES[match[2]]: int(match[1])})
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than anything was kept; write 12h, 30d or 4w") from None
 
 
 def size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is no size; write 500M or 20G")
-    return int(float(match[1]) * _SIZES[match[2]])
+    try:
+        return int(float(match[1]) * _SIZES[match[2]])
+    except OverflowError:
+        raise ValueError(f"{text!r} is more than any disk holds; write 500M or 20G") from None
 
 
 def remove_directory(directory: Path) -> None:

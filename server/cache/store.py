@@ -41,9 +41,15 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url
         self._fs, root = _opened(url)
-        self._root = f"{root.rstrip('/')}/{LAYOUT}"
+        self._place, self._root = root, f"{root.rstrip('/')}/{LAYOUT}"
 
     # -- reading
+
+    @property
+    def is_a_file(self) -> bool:
+        """A place of entries is a directory, or nothing yet."""
+        with self._talking():
+            return bool(self._fs.isfile(self._place))
 
     def names(self) -> list[str]:
         return [name.removesuffix(".json") for name in self._listed("manifests") if name.endswith(".json")]
@@ -76,15 +82,27 @@ class Store:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._fetch_blob(file, target)
 
+    def verify(self, manifest: Manifest) -> None:
+        """Every byte of an entry's files is read and compared. Raises `Damaged`."""
+        with self._talking():
+            for file in manifest.files:
+                for _ in self._chunks(file):
+                    pass
+
     def _fetch_blob(self, file: FileRecord, target: Path) -> None:
+        with target.open("wb") as sink:
+            for chunk in self._chunks(file):
+                sink.write(chunk)
+
+    def _chunks(self, file: FileRecord) -> Iterator[bytes]:
+        """Of its blob; after the last one `Damaged` is raised where they were not what was written."""
         digest, size = hashlib.sha256(), 0
-        blob = self._blob(file.sha256)
         try:
-            with self._fs.open(blob, "rb") as source, target.open("wb") as sink:
+            with self._fs.open(self._blob(file.sha256), "rb") as source:
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
                     size += len(chunk)
-                    sink.write(chunk)
+                    yield chunk
         except FileNotFoundError:
             raise Damaged(f"its file {file.path} is missing") from None
         if size != file.size:

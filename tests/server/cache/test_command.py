@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 import pytest
 
 from neuronserve.server.cache import optimum
@@ -44,6 +46,10 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
         return status, captured.out + captured.err
 
     return call
+
+
+def file_digest_of(path: str) -> str:
+    return hashlib.sha256(FILES[path]).hexdigest()
 
 
 def fill(url: str, folder: Path, about: dict[str, str] = ABOUT, **changes: Any) -> str:
@@ -79,6 +85,66 @@ def test_pushed_and_pulled(run: Run, tmp_path: Path) -> None:
     assert manifest is not None
     other.fetch(manifest, tmp_path / "back")
     assert read_files(tmp_path / "back") == FILES
+
+
+def at_the_target(url: str, part: str) -> str:
+    """The one file of a store whose path has that part."""
+    fs, root = fsspec.core.url_to_fs(url)
+    [path] = [path for path in fs.find(root) if part in path]
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "said"),
+    [
+        (f"/{file_digest_of('library/a.neff')}", b"rot", "its file library/a.neff has 3 bytes instead of 11"),
+        (f"/{file_digest_of('library/a.neff')}", b"first grapH", "its file library/a.neff is not what was written"),
+        (f"/{file_digest_of('library/a.neff')}", None, "its file library/a.neff is missing"),
+        ("/manifests/", b"{half", "its manifest cannot be read"),
+    ],
+    ids=["cut", "changed", "missing", "manifest"],
+)
+def test_a_damaged_target_is_written_anew(
+    run: Run, tmp_path: Path, part: str, content: bytes | None, said: str
+) -> None:
+    name, url = fill(str(tmp_path / "mirror"), tmp_path / "graphs"), f"memory://{uuid.uuid4().hex}"
+    run("push", url)
+    path, memory = at_the_target(url, part), fsspec.filesystem("memory")
+    memory.rm_file(path) if content is None else memory.pipe_file(path, content)
+
+    status, text = run("push", url)
+    assert status == 0
+    assert text.startswith(f"{name}  11.7 KiB copied in the place of a damaged entry: {said}")
+    assert run("push", url)[1] == f"{name}  is there already\n"
+    assert run("pull", url, artifacts="other")[1] == f"{name}  11.7 KiB copied\n"
+
+
+def test_other_files_under_the_name_are_replaced(run: Run, tmp_path: Path) -> None:
+    name, url = fill(str(tmp_path / "mirror"), tmp_path / "graphs"), f"memory://{uuid.uuid4().hex}"
+    outdated = write_files(tmp_path / "outdated", {"library/a.neff": b"of an older package"})
+    Store(url).publish(describe(outdated, key(), ABOUT), outdated)
+
+    assert run("push", url) == (0, f"{name}  11.7 KiB copied in the place of 1 other file\n")
+    manifest = Store(url).find(name)
+    assert manifest is not None
+    Store(url).fetch(manifest, tmp_path / "back")
+    assert read_files(tmp_path / "back") == FILES
+
+
+@pytest.mark.parametrize("verb", ["list", "prune", "push", "pull"])
+@pytest.mark.parametrize("place", ["path", "file URL", "memory"])
+def test_a_file_is_no_place_of_entries(run: Run, tmp_path: Path, verb: str, place: str) -> None:
+    (tmp_path / "notes.txt").write_text("of a person")
+    memory = f"memory://{uuid.uuid4().hex}/notes.txt"
+    fsspec.filesystem("memory").pipe_file(memory, b"of a person")
+    url = {"path": f"{tmp_path}/notes.txt", "file URL": f"file://{tmp_path}/notes.txt", "memory": memory}[place]
+    assert run(verb, url) == (1, f"error: cache URL={url!r} is a file; name the directory that holds v1/\n")
+
+
+@pytest.mark.parametrize("verb", ["list", "prune"])
+def test_nor_is_a_file_a_mirror(run: Run, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "notes.txt").write_text("of a person")
+    assert run(verb, artifacts="notes.txt")[1].endswith("notes.txt' is a file; name the directory that holds v1/\n")
 
 
 def test_a_damaged_entry_is_not_copied(run: Run, tmp_path: Path) -> None:
@@ -158,11 +224,22 @@ def test_a_dry_run_of_prune_touches_nothing(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mirror" / "work").iterdir()] == ["alive"]
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--older-than", "soon"), ("--max-size", "much")])
-def test_ages_and_sizes_that_are_none(run: Run, flag: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--older-than", "soon", "'soon' is no age; write 12h, 30d or 4w"),
+        ("--older-than", "99999999999d", "'99999999999d' is longer than anything was kept; write 12h, 30d or 4w"),
+        ("--older-than", "9" * 400 + "w", "is longer than anything was kept; write 12h, 30d or 4w"),
+        ("--max-size", "much", "'much' is no size; write 500M or 20G"),
+        ("--max-size", "9" * 400 + "G", "is more than any disk holds; write 500M or 20G"),
+    ],
+    ids=["no age", "days", "weeks", "no size", "digits"],
+)
+def test_ages_and_sizes_that_are_none(run: Run, flag: str, value: str, message: str) -> None:
     status, text = run("prune", flag, value)
     assert status == 1
-    assert f"error: '{value}' is no " in text
+    assert text.startswith(f"error: {flag}: ")
+    assert text.endswith(f"{message}\n")
 
 
 def test_the_command_is_a_real_process_that_loads_no_engine(tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def test_a_file_of_no_entry_stays_for_an_hour(tmp_path: Path) -> None:
     assert not blob.exists()
 
 
-@pytest.mark.parametrize("text", ["30", "d", "3y", "-1d", ""])
+@pytest.mark.parametrize("text", ["30", "d", "3y", "-1d", "", "99999999999d"])
 def test_what_is_no_age(text: str) -> None:
-    with pytest.raises(ValueError, match="is no age"):
+    with pytest.raises(ValueError, match=r"is no age|is longer than anything was kept"):
         prune.age(text)
 
 
