@@ -3,7 +3,7 @@
 `read` takes the dictionary as the shell, JSON or Python left it ("True" is a boolean) and returns typed values; an
 unknown field or a bad value is one `ConfigError`. `problems` lists the combinations the library itself refuses, given
 the model and the rest of the configuration: an error on a chip, a warning elsewhere. `without_effect` names what the
-device in use does not look at. Knows no vLLM, no device and no SDK.
+device in use does not look at, `replaced` what a chip looks at in vain. Knows no vLLM, no device and no SDK.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ _CONTINUOUS_BATCHING = (
 _GENERATION = (
     Field("max_length", "Of the library's own sampling loop.", positive),
     Field("do_sample", "Draw at random."),
-    Field("top_k", "One number, or one per sequence with per_batch_line.", one_or_list_of(integer)),
-    Field("top_p", "One number, or one per sequence with per_batch_line.", one_or_list_of(number)),
-    Field("top_p_min_tokens", "One number, or one per sequence with per_batch_line.", one_or_list_of(positive)),
-    Field("global_top_k", "Candidates kept before anything else; needs dynamic.", positive),
+    Field("top_k", "No effect: each request has its own.", one_or_list_of(integer)),
+    Field("top_p", "No effect: each request has its own.", one_or_list_of(number)),
+    Field("top_p_min_tokens", "One number, or one for each of --max-num-seqs.", one_or_list_of(positive)),
+    Field("global_top_k", "Candidates kept before anything else.", positive),
     Field("eos_token_id", "Of the library's own sampling loop.", integer),
-    Field("temperature", "One number, or one per sequence with per_batch_line.", one_or_list_of(number)),
-    Field("dynamic", "Sampling parameters may change while serving."),
+    Field("temperature", "No effect: each request has its own.", one_or_list_of(number)),
+    Field("dynamic", "Sampling parameters may change while serving; on by default."),
     Field("deterministic", "0.5 instead of a random number."),
-    Field("per_batch_line", "Each sequence has its own parameters."),
+    Field("per_batch_line", "Each sequence has its own parameters; on by default."),
 )
 
 
@@ -131,6 +131,12 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """What serving sets before the override: it decides whether a combination holds."""
 
+SAMPLER_DEFAULTS: Mapping[str, Any] = {"dynamic": True, "per_batch_line": True}
+"""The same of `on_device_generation`, where that is given."""
+
+OF_REQUESTS = ("top_k", "top_p", "temperature")
+"""Fields of `on_device_generation` that are written anew for each request."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -180,6 +186,18 @@ def without_effect(values: Mapping[str, Any], used: frozenset[str]) -> list[str]
         for inner in (value if isinstance(value, Mapping) else ("",))
     ]
     return [name for name in flat if name not in used]
+
+
+def replaced(values: Mapping[str, Any]) -> list[str]:
+    """One line where the sampler is given what it has of each request."""
+    generation = values.get("on_device_generation", {})
+    names = [name for name in OF_REQUESTS if name in generation]
+    if not names:
+        return []
+    why = "greedy decoding is compiled in"
+    if generation.get("do_sample", True):
+        why = "each request has its own; --override-generation-config sets what requests of the OpenAI routes leave out"
+    return [f"{KEY}.on_device_generation: no effect of {', '.join(names)}: {why}"]
 
 
 def problems(values: Mapping[str, Any], around: Surroundings) -> list[str]:
@@ -263,7 +281,8 @@ def _sequence_parallel_norm(values: Mapping[str, Any], around: Surroundings) -> 
     if uneven:
         yield (
             f"sequence_parallel_norm needs context buckets above {threshold} to be multiples of "
-            f"--tensor-parallel-size ({around.cores}): change {', '.join(map(str, uneven))}"
+            f"--tensor-parallel-size ({around.cores}), {', '.join(map(str, uneven))} are not: set "
+            "NEURON_CONTEXT_LENGTH_BUCKETS to such, or raise sequence_parallel_norm_threshold"
         )
 
 
@@ -285,9 +304,9 @@ def _batching(values: Mapping[str, Any], around: Surroundings) -> Iterator[str]:
 
 
 def _generation(values: Mapping[str, Any], around: Surroundings) -> Iterator[str]:
-    generation = values.get("on_device_generation")
-    if generation is None:
+    if "on_device_generation" not in values:
         return
+    generation = {**SAMPLER_DEFAULTS, **values["on_device_generation"]}
     lists = {name: value for name, value in generation.items() if isinstance(value, list)}
     if lists and not generation.get("per_batch_line"):
         yield f"on_device_generation: {', '.join(lists)} may be lists only with per_batch_line"

@@ -14,7 +14,7 @@ from typing import Any
 
 from neuronserve.bucketing.errors import BucketError
 from neuronserve.bucketing.memory import MemoryFacts
-from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan
+from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan, make_plan
 from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
 from neuronserve.speculative.settings import Speculation
@@ -40,6 +40,9 @@ CORE_COUNTS = (1, 2, 4, 8, 12, 24, 32)
 
 BLOCK_SIZE = 16
 QUANTIZATIONS = {"s8": "int8", "f8e4m3fn": "f8e4m3fn"}
+
+OVERRIDDEN = "transformers-neuronx"
+"""Whose NeuronConfig it is that the override changes."""
 
 USED_OVERRIDES: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"quant.quant_dtype", "continuous_batching.max_num_seqs", "continuous_batching.max_model_len"}),
@@ -477,19 +480,7 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
         registry.refuse_settings(config.backend, config.overrides, config.max_num_seqs)
     except DeviceError as error:
         raise ConfigError(str(error)) from None
-    around = overrides.Surroundings(
-        architecture=spec.architecture,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        hidden_size=spec.hidden_size,
-        cores=config.tensor_parallel_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        amp=AMPS[config.dtype],
-        context_buckets=config.context_buckets or (config.max_model_len,),
-        token_generation_buckets=config.token_generation_buckets or (config.max_model_len,),
-    )
-    problems = overrides.problems(config.overrides, around)
+    problems = overrides.problems(config.overrides, _surroundings(config, spec))
     if problems and capabilities.on_chip:
         raise ConfigError(f"{overrides.KEY}: {'; '.join(problems)}")
     if problems:
@@ -498,6 +489,24 @@ def _check_override(config: NeuronConfig, spec: ModelSpec, notes: list[str], war
         unused = overrides.without_effect(config.overrides, USED_OVERRIDES["cpu"])
         if unused:
             notes.append(f"{overrides.KEY}: no effect on the {config.backend} device: {', '.join(unused)}")
+    else:
+        notes.extend(overrides.replaced(config.overrides))
+
+
+def _surroundings(config: NeuronConfig, spec: ModelSpec) -> overrides.Surroundings:
+    plan = make_plan(config.plan_request, registry.capabilities(OVERRIDDEN))  # the device may split prompts
+    return overrides.Surroundings(
+        architecture=spec.architecture,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        hidden_size=spec.hidden_size,
+        cores=config.tensor_parallel_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        amp=AMPS[config.dtype],
+        context_buckets=tuple(shape.context for shape in plan.shapes if shape.prefill_tokens),
+        token_generation_buckets=tuple(shape.context for shape in plan.shapes if shape.decode_rows),
+    )
 
 
 def _speculation(given: _Given, length: int) -> Speculation | None:

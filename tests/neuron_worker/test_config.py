@@ -451,6 +451,34 @@ def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
     assert (list(done.warnings), said_of_options(done)) == ([], [])
 
 
+NORMS = {"sequence_parallel_norm": True, "sequence_parallel_norm_threshold": 1024}
+UNEVEN = r"multiples of --tensor-parallel-size \(24\), 2048, 4096 are not: set NEURON_CONTEXT_LENGTH_BUCKETS to such"
+
+
+def test_context_buckets_of_the_plan_are_those_that_are_checked(tiny: str) -> None:
+    asked = {"max_model_len": 12288, "tensor_parallel_size": 24, "override": NORMS}
+
+    with pytest.raises(ConfigError, match=UNEVEN):
+        resolved(tiny, **asked, options=CHIP)
+    assert resolved(tiny, {"NEURON_CONTEXT_LENGTH_BUCKETS": "500,3072,12288"}, **asked, options=CHIP).config.overrides
+    assert re.search(UNEVEN, resolved(tiny, **asked).warnings[-1])  # where prompts are split, and buckets are others
+
+
+def test_a_sampler_of_fewer_candidates(tiny: str) -> None:
+    done = resolved(tiny, override={"on_device_generation": {"global_top_k": 64}}, options=CHIP)
+
+    assert (done.config.sampling, said_of_options(done)) == ("device", [])
+
+
+def test_a_sampler_given_what_requests_have_of_their_own_is_one_line(tiny: str) -> None:
+    override = {"on_device_generation": {"top_k": 5, "temperature": 0.5}}
+
+    [said] = [note for note in resolved(tiny, override=override, options=CHIP).notes if "on_device_generation" in note]
+    assert "no effect of top_k, temperature: each request has its own; --override-generation-config sets" in said
+    [said] = [note for note in resolved(tiny, override=override).notes if "on_device_generation" in note]
+    assert said.endswith("arithmetic device: on_device_generation.top_k, on_device_generation.temperature")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neuronserve.neuron_worker.errors import ConfigError
-from neuronserve.neuron_worker.overrides import FIELDS, Surroundings, problems, read, without_effect
+from neuronserve.neuron_worker.overrides import FIELDS, Surroundings, problems, read, replaced, without_effect
 
 LLAMA_8B = Surroundings(
     architecture="LlamaForCausalLM",
@@ -109,6 +109,35 @@ def test_the_defaults_of_serving_are_right() -> None:
     assert problems({}, LLAMA_8B) == []
 
 
+def test_a_sampler_has_what_serving_sets() -> None:
+    """Else `global_top_k` would need `dynamic` beside it, and lists `per_batch_line`, which are on."""
+    given = {"on_device_generation": {"global_top_k": 64, "top_p_min_tokens": [1, 2, 1, 1]}}
+
+    assert problems(read(given), LLAMA_8B) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"fuse_qkv": True}, []),
+        ({"on_device_generation": {"global_top_k": 64, "top_p_min_tokens": 2}}, []),
+        (
+            {"on_device_generation": {"top_k": 5, "global_top_k": 64, "temperature": [0.5] * 4}},
+            [
+                "override_neuron_config.on_device_generation: no effect of top_k, temperature: each request has its "
+                "own; --override-generation-config sets what requests of the OpenAI routes leave out"
+            ],
+        ),
+        (
+            {"on_device_generation": {"top_p": 0.5, "do_sample": False}},
+            ["override_neuron_config.on_device_generation: no effect of top_p: greedy decoding is compiled in"],
+        ),
+    ],
+)
+def test_what_each_request_has_of_its_own_is_said(given: dict[str, Any], expected: list[str]) -> None:
+    assert replaced(read(given)) == expected
+
+
 @pytest.mark.parametrize(
     ("given", "around", "message"),
     [
@@ -128,7 +157,7 @@ def test_the_defaults_of_serving_are_right() -> None:
         (
             {"sequence_parallel_norm": True, "sequence_parallel_norm_threshold": 100},
             {"context_buckets": (64, 128, 500)},
-            "change 500",
+            r"multiples of --tensor-parallel-size \(32\), 500 are not: .*NEURON_CONTEXT_LENGTH_BUCKETS",
         ),
         ({"continuous_batching": {"max_num_seqs": 8}}, {}, r"max_num_seqs=8 must be --max-num-seqs \(4\)"),
         ({"continuous_batching": {}}, {}, "continuous_batching needs max_num_seqs"),
@@ -137,9 +166,13 @@ def test_the_defaults_of_serving_are_right() -> None:
             {},
             "needs optimized_paged_attention",
         ),
-        ({"on_device_generation": {"top_k": [1, 2, 3, 4]}}, {}, "lists only with per_batch_line"),
-        ({"on_device_generation": {"top_k": [1], "per_batch_line": True}}, {}, "one value for each of 4"),
-        ({"on_device_generation": {"global_top_k": 256}}, {}, "global_top_k needs dynamic"),
+        (
+            {"on_device_generation": {"top_k": [1, 2, 3, 4], "per_batch_line": False}},
+            {},
+            "lists only with per_batch_line",
+        ),
+        ({"on_device_generation": {"top_k": [1]}}, {}, "one value for each of 4"),
+        ({"on_device_generation": {"global_top_k": 256, "dynamic": False}}, {}, "global_top_k needs dynamic"),
         ({"quant": {"quantize_method": "direct_cast"}}, {}, "direct_cast fails"),
         ({"quant": {"dequant_dtype": "f16"}}, {}, r"must be the model's type \(bf16\)"),
         ({"is_eagle_target": True, "is_eagle_draft": True}, {}, "exclude each other"),
