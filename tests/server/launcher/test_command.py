@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.server.launcher.checks import check_asked
 from neuronserve.server.launcher.command import Command, Device, command, log_level, look, with_origins
 from neuronserve.server.launcher.main import settle
 from neuronserve.server.launcher.model import Model
@@ -20,6 +21,8 @@ from tests.neuron_worker.tiny_model import tiny_model
 CPU = Device(max_num_seqs=8, chunk_tokens=256, name="cpu")
 CHIP = Device(max_num_seqs=8, chunk_tokens=None, name="chip")
 
+XLAM = {"SM_ON_TOOL_CALL_PARSER": "xlam"}
+
 
 def made(flags: str = "", device: Device = CPU, **environ: str) -> Command:
     asked = read(flags.split(), environ)
@@ -27,7 +30,8 @@ def made(flags: str = "", device: Device = CPU, **environ: str) -> Command:
 
 
 def words(found: Command) -> dict[str, str]:
-    return dict(zip(found.argv[2::2], found.argv[3::2], strict=True))
+    given = [word for word in found.argv[2:] if word != "--enable-auto-tool-choice"]
+    return dict(zip(given[::2], given[1::2], strict=True))
 
 
 def ours(found: Command) -> dict[str, Any]:
@@ -80,6 +84,30 @@ def test_secrets_are_on_no_command_line() -> None:
     assert "hf_hush" not in " ".join(found.argv)
 
 
+def test_secrets_of_sagemaker_s_spelling_are_on_none_either() -> None:
+    found = made(SM_ON_API_KEY="sesame", SM_ON_HF_TOKEN="hf_hush", SM_ON_BLOCK_SIZE="32")
+
+    assert (found.variables["VLLM_API_KEY"], found.variables["HF_TOKEN"]) == ("sesame", "hf_hush")
+    assert found.argv[-2:] == ("--block-size", "32")
+    assert not {"sesame", "hf_hush", "--api-key", "--hf-token"} & set(found.argv)
+
+
+@pytest.mark.parametrize(
+    ("words_", "remedy"),
+    [
+        (["--api-key", "sesame"], "give API_KEY"),
+        (["--api-key=sesame"], "give API_KEY"),
+        (["--api_key=sesame"], "give API_KEY"),
+        (["--hf-token", "sesame"], "give HF_TOKEN"),
+    ],
+)
+def test_a_secret_among_the_server_s_own_words_is_refused(words_: list[str], remedy: str) -> None:
+    with pytest.raises(ConfigError, match="everybody on the machine could read it") as refusal:
+        check_asked(read(["--", *words_], {}))
+    assert remedy in str(refusal.value)
+    assert "sesame" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("method", ["eetq", "bitsandbytes"])
 def test_int8(method: str) -> None:
     assert ours(made(f"--quantize {method}"))["quantization"] == "int8"
@@ -115,6 +143,19 @@ def test_the_rest() -> None:
         "VLLM_LOGGING_LEVEL": "DEBUG",
         "VLLM_LOGGING_COLOR": "0",
     }
+
+
+def test_tools_are_served_on_any_model() -> None:
+    found = made()
+    assert words(found)["--tool-call-parser"] == "hermes"
+    assert words(found)["--tool-strict-level"] == "parameter"
+    assert "--enable-auto-tool-choice" in found.argv
+
+
+@pytest.mark.parametrize(("variables", "flags"), [({}, "-- --tool-call-parser xlam"), (XLAM, "")])
+def test_the_user_s_own_parser_wins(variables: dict[str, str], flags: str) -> None:
+    """vLLM reads the last of two."""
+    assert words(made(flags, **variables))["--tool-call-parser"] == "xlam"
 
 
 def test_browsers_may_call_from_anywhere_unless_told_otherwise() -> None:
