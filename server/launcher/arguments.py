@@ -206,7 +206,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument(
         "api_key",
         "Every route that generates or tokenizes wants it as a bearer token.",
-        variables=("API_KEY", "VLLM_API_KEY"),
+        variables=("API_KEY", "VLLM_API_KEY", "SM_ON_API_KEY"),
         is_secret=True,
         flag_wins=True,
     ),
@@ -252,8 +252,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     # of the shell alone
     _variable("HF_NUM_CORES", "SM_ON_TENSOR_PARALLEL_SIZE", name="num_cores", help="Cores that work as one.",
               parser=positive),
-    _variable("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN", name="hf_token", help="For gated repositories.",
-              is_secret=True, first_wins=True),
+    _variable("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN", "SM_ON_HF_TOKEN", name="hf_token",
+              help="For gated repositories.", is_secret=True, first_wins=True),
     _variable("LOG_LEVEL", name="log_level", help="info, debug, or a directive such as text_generation_router=debug."),
     _variable("LOG_FORMAT", name="log_format", help="JSON or TEXT.", parser=one_of("JSON", "TEXT")),
     _variable("LOG_COLORIZE", name="log_colorize", help="0: no colours.", parser=boolean),

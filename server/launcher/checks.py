@@ -21,8 +21,19 @@ _TOTAL_RULE = BACKEND_PAGE.rules[2].says
 _BATCH_TOTAL_RULE = DOCKER_README.rules[4].says
 
 
+_OF_THE_SHELL = {"--api-key": "API_KEY", "--hf-token": "HF_TOKEN"}
+"""Secrets among the server's own arguments -> the variable that takes them."""
+
+
 def check_asked(asked: Asked) -> None:
     """What needs no model to be wrong."""
+    for word in asked.server_arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag in _OF_THE_SHELL:
+            raise ConfigError(
+                f"{flag} behind `--` stands on the server's command line, where everybody on the machine could read "
+                f"it: give {_OF_THE_SHELL[flag]} as a variable"
+            )
     for argument in TABLE:
         given = asked.get(argument.name)
         if argument.fate == "refused" and given is not None and given.value not in argument.harmless:
