@@ -89,6 +89,14 @@ def test_sampling_on_the_host_is_refused(
         ({"draft": HEAD, "method": "eagle3"}, r"is an EAGLE-3 head: the transformers-neuronx device reads EAGLE's"),
         ({"options": {"quantization": "int8"}}, r"quantization=int8 is not served with a draft"),
         (
+            {"override": {"on_device_embedding": "False"}},
+            r"override_neuron_config\.on_device_embedding=False is not served with a draft: .*; leave it out",
+        ),
+        (
+            {"override": {"shard_over_sequence": True}, "tensor_parallel_size": 32},
+            r"override_neuron_config\.shard_over_sequence=True is not served with a draft: .*; leave it out, or serve",
+        ),
+        (
             {"options": {"require_cached": True, "artifacts": "/graphs"}},
             r"require_cached: graphs that hold draft and model together",
         ),
@@ -97,7 +105,19 @@ def test_sampling_on_the_host_is_refused(
             r"has positions for 128 tokens, the model is served with 256: use --max-model-len 128 or less$",
         ),
     ],
-    ids=["model", "draft", "neither", "vocabulary", "width", "eagle3", "int8", "require_cached", "positions"],
+    ids=[
+        "model",
+        "draft",
+        "neither",
+        "vocabulary",
+        "width",
+        "eagle3",
+        "int8",
+        "embedding",
+        "sharding",
+        "require_cached",
+        "positions",
+    ],
 )
 def test_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -5,6 +5,7 @@ Reads config.json of both and the names of a head's tensors. Imports no torch an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..base import DeviceOptions
@@ -12,9 +13,16 @@ from ..errors import LoadError
 from ..graph.safetensors import SafetensorsFile
 from . import checkpoint
 from .checkpoint import Checkpoint
+from .settings import KEY
 
 NAMES_OF_A_HEAD = ("model.fc.weight", "lm_head.weight")
 """Published heads have neither: their names begin below `model.`, and the last matrix is the model's."""
+
+_SERVED: Mapping[str, tuple[bool, str]] = {
+    "on_device_embedding": (True, "the step that holds both models looks tokens up itself"),
+    "shard_over_sequence": (False, "the draft's cache is not sharded, and both must have the same buckets"),
+}
+"""Fields of the override that the library would refuse, or mistake, only once both models are compiled."""
 
 
 def refuse(model_dir: str, draft_dir: str, options: DeviceOptions) -> None:
@@ -52,6 +60,12 @@ def check(target: Checkpoint, draft: Checkpoint, options: DeviceOptions) -> None
         )
     if options.quantization is not None:
         raise LoadError(f"quantization={options.quantization} is not served with a draft; leave one of them out")
+    for name, (served, why) in _SERVED.items():
+        given = options.neuron_config.get(name, served)
+        if given != served:
+            raise LoadError(
+                f"{KEY}.{name}={given!r} is not served with a draft: {why}; leave it out, or serve without a draft"
+            )
 
 
 def _check_names(path: Path) -> None:

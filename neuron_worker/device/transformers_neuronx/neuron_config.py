@@ -65,7 +65,7 @@ def values(options: DeviceOptions, hidden_size: int, role: Role = "alone", layou
         merged["quant"] = {"quant_dtype": QUANT_DTYPES[options.quantization]}
         merged["weight_tiling"] = weight_tiling_obstacle(hidden_size) is None
     if role != "alone" or samples_on_device(options):
-        merged["on_device_generation"] = _generation(options.max_num_seqs)
+        merged["on_device_generation"] = _generation(given.get("on_device_generation", {}))
     for name, value in given.items():
         merged[name] = {**merged.get(name, {}), **value} if name in _NESTED else value
     if "on_device_generation" in merged:
@@ -77,25 +77,18 @@ def values(options: DeviceOptions, hidden_size: int, role: Role = "alone", layou
 
 
 def _by_line(fields: Values, num_slots: int) -> Values:
-    """One number of the user's is every slot's, as the library takes it."""
+    """One number is every slot's, as the library takes it."""
     if not fields["per_batch_line"]:
         return fields
     numbers = {name: fields[name] for name in _LINE if not isinstance(fields[name], list)}
     return {**fields, **{name: [number] * num_slots for name, number in numbers.items()}}
 
 
-def _generation(num_slots: int) -> Values:
-    """One line of parameters for each slot, changed while serving."""
-    return {
-        "do_sample": True,
-        "dynamic": True,
-        "per_batch_line": True,
-        "global_top_k": CANDIDATES,
-        "top_k": [CANDIDATES] * num_slots,
-        "top_p": [1.0] * num_slots,
-        "temperature": [1.0] * num_slots,
-        "top_p_min_tokens": [1] * num_slots,
-    }
+def _generation(given: Mapping[str, Any]) -> Values:
+    """Each slot has parameters of its own, changed while serving; the library keeps candidates only where they may."""
+    candidates = {"global_top_k": CANDIDATES} if given.get("dynamic", True) else {}
+    numbers = {"top_k": CANDIDATES, "top_p": 1.0, "temperature": 1.0, "top_p_min_tokens": 1}
+    return {"do_sample": True, "dynamic": True, "per_batch_line": True, **candidates, **numbers}
 
 
 def build(sdk: Sdk, fields: Mapping[str, Any]) -> Any:

@@ -56,6 +56,13 @@ class TestBuilding:
         serve(token_generation_buckets=None, max_model_len=300, context_buckets=(64,))
         assert chip.chips[0].model.token_buckets == [128, 256, 300]
 
+    def test_a_cache_sharded_over_the_sequence(self, serve: Serve, chip: Any, answers: Any) -> None:
+        """The library makes a line 128 positions longer, which its cores need for what is not theirs."""
+        server = serve(neuron_config={"shard_over_sequence": True})
+        assert chip.chips[0].model.token_buckets == [16, 32, LONGEST + 128]
+        assert server.generate([5, 6, 7], LONGEST - 3) == answers.greedy([5, 6, 7], LONGEST - 3, VOCABULARY)
+        assert (chip.chips[0].lost_writes, chip.chips[0].stale_reads) == ([], [])
+
     def test_more_blocks_than_slots_are_refused(self, serve: Serve) -> None:
         with pytest.raises(DoesNotFit, match=r"5 cache blocks.*--num-gpu-blocks-override 4"):
             serve().device.allocate(5)
@@ -416,6 +423,18 @@ class TestSamplingOnTheChip:
         with pytest.raises(DeviceError, match=r"temperature=0\.5: greedy decoding is compiled in"):
             server.start([5, 6], temperature=0.5)
 
+    @pytest.mark.parametrize("field", ["dynamic", "per_batch_line"])
+    def test_greedy_needs_no_parameters(self, serve: Serve, answers: Any, field: str) -> None:
+        """Nor can our own for each slot stay, which the library refuses then."""
+        server = serve(neuron_config={"on_device_generation": {"do_sample": False, field: False}})
+        assert server.generate([5, 6], 4) == answers.greedy([5, 6], 4, VOCABULARY)
+
+    def test_fields_of_yours_join_ours(self, serve: Serve, chip: Any) -> None:
+        server = serve(neuron_config={"on_device_generation": {"global_top_k": 9, "top_p_min_tokens": [2, 1, 3]}})
+        server.call([replace(server.prompt_row([5, 6], 1), temperature=0.25, top_k=20)])
+        tables = chip.chips[0].tables
+        assert (tables["top_k"][1], tables["top_p_min_tokens"]) == (9, [2, 1, 3])
+
     def test_one_set_of_parameters_for_all_is_refused(self, serve: Serve) -> None:
         with pytest.raises(LoadError, match="dynamic and per_batch_line must be true"):
             serve(neuron_config={"on_device_generation": {"do_sample": True, "dynamic": False}})
@@ -494,6 +513,8 @@ class TestDrafts:
                 r"the draft is MistralForCausalLM",
             ),
             ({}, {}, {"quantization": "int8"}, r"quantization=int8 is not served with a draft"),
+            ({}, {}, {"neuron_config": {"on_device_embedding": False}}, r"on_device_embedding=False is not served"),
+            ({}, {}, {"neuron_config": {"shard_over_sequence": True}}, r"shard_over_sequence=True is not served"),
         ],
     )
     def test_refused(
