@@ -17,7 +17,7 @@ from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
 from neuronserve.speculative.settings import Speculation
 
 from .device import registry
-from .device.base import Capabilities, DeviceOptions
+from .device.base import Capabilities, Device, DeviceOptions
 
 OPTIONS_KEY = "neuronserve"
 """Ours in vLLM's `additional_config`: the options as given, and beside them:"""
@@ -81,6 +81,7 @@ class NeuronConfig:
     require_cached: bool  # never compile
     device_python: str | None
     device_timeout: int | None  # seconds a step may take there
+    device_prepare_timeout: int | None  # and each of loading, allocating, compiling
     device_restarts: int  # attempts in a row to bring a lost device back
     step_tokens: int | None  # the user's --max-num-batched-tokens
     overrides: Mapping[str, Any]
@@ -141,6 +142,10 @@ class NeuronConfig:
     @cached_property
     def plan(self) -> Plan:
         return make_plan(self.plan_request, self.capabilities)
+
+    def create_device(self) -> Device:
+        """Where the server runs it; it holds nothing yet."""
+        return registry.create(self.backend, self.device_python, self.device_timeout, self.device_prepare_timeout)
 
     def device_options(self) -> DeviceOptions:
         return DeviceOptions(

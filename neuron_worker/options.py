@@ -106,6 +106,13 @@ OPTIONS = (
     Option("device_python", text, None, "Python interpreter that runs the device in another environment."),
     Option("device_timeout", positive, None, "Seconds until a step there counts as hung; by default two minutes."),
     Option(
+        "device_prepare_timeout",
+        positive,
+        None,
+        "Seconds until loading or compiling there counts as hung although the process gives signs of life; by default "
+        "a day.",
+    ),
+    Option(
         "device_restarts",
         positive,
         3,

@@ -56,6 +56,8 @@ DTYPES = {
 }
 """Every spelling of a type, those of the classic library among them."""
 
+_IN_PROCESS = "without device_python the device is in the server's own process"
+
 AMPS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -161,6 +163,7 @@ def _config(given: _Given) -> NeuronConfig:
         require_cached=bool(values["require_cached"]),
         device_python=_optional_text(values["device_python"]),
         device_timeout=_optional_int(values["device_timeout"]),
+        device_prepare_timeout=_optional_int(values["device_prepare_timeout"]),
         device_restarts=_optional_int(values["device_restarts"]) or 0,
         step_tokens=request.max_num_batched_tokens,
         overrides=given.override,
@@ -414,10 +417,11 @@ def _without_effect(config: NeuronConfig, values: Mapping[str, object]) -> list[
             f"the {config.backend} device gives no graphs away",
         ),
         (config.require_cached and not on_chip, "require_cached", f"the {config.backend} device compiles no graphs"),
+        (config.device_timeout is not None and config.device_python is None, "device_timeout", _IN_PROCESS),
         (
-            config.device_timeout is not None and config.device_python is None,
-            "device_timeout",
-            "without device_python the device is in the server's own process",
+            config.device_prepare_timeout is not None and config.device_python is None,
+            "device_prepare_timeout",
+            _IN_PROCESS,
         ),
     )
     return [f"{key} has no effect: {why}" for given, key, why in rules if given]

@@ -26,7 +26,6 @@ from neuronserve.bucketing.plan import CONTEXT_KEY, TOKEN_GENERATION_KEY
 from . import checks, tiny_checkpoint
 from .checks import Bench, Check
 from .config import NeuronConfig, ServeRequest
-from .device import registry
 from .device.base import Device
 from .device.errors import DeviceError
 from .device.remote import RemoteDevice
@@ -108,13 +107,10 @@ def _longest(model_dir: str, asked: Asked, environ: Mapping[str, str]) -> int:
 def _lines(resolution: Resolution, model_dir: str) -> Iterator[Line]:
     config = resolution.config
 
-    def here() -> Device:
-        return registry.create(config.backend, config.device_python, config.device_timeout)
-
     def elsewhere() -> Device:
         return RemoteDevice(config.backend, config.device_python or sys.executable)
 
-    yield from run_groups(config, model_dir, here, GROUPS)
+    yield from run_groups(config, model_dir, config.create_device, GROUPS)
     if config.capabilities.on_chip and config.device_python is None:
         yield from _skipped("faults", checks.FAULTS, "this process keeps the cores; name a device_python")
     else:

@@ -24,7 +24,6 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.neuron_worker.config import NeuronConfig
-from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts
 from neuronserve.neuron_worker.device.errors import DeviceLost
 from neuronserve.neuron_worker.device.remote import RemoteDevice
@@ -76,7 +75,7 @@ class NeuronWorker(WorkerBase):
             source = {"revision": model.revision, "download_dir": self.load_config.download_dir}
             self.graphs = kept_graphs(self.config, model.model, directory, os.environ, **source)
         options = self._device_options(self.graphs)
-        device = registry.create(self.config.backend, self.config.device_python, self.config.device_timeout)
+        device = self.config.create_device()
         try:
             return device, device.load(directory, options, self._draft_directory())
         except BaseException:

@@ -49,9 +49,10 @@ docs/device-protocol.md) and restarted at once: the next request waits for that 
 the dead device is used. A request that comes within that second gets the one error. What fails to come back ends the
 server as in the last row.
 
-A restart that hangs or is stopped while it loads or compiles is not in the table, because the deadlines there are half
-an hour and more. `tests/device/test_remote.py` checks these on the device alone, with short deadlines: it is ended like
-the others, and counts as an attempt that failed.
+A restart that is stopped or hangs while it loads or compiles is not in the table, because it is waited for long: half
+an hour without a sign of life, a day with them, or what `device_prepare_timeout` says. `tests/device/test_remote.py`
+checks these on the device alone, with short deadlines: it is ended like the others, and counts as an attempt that
+failed.
 
 When the restarts are used up, `/health` answers 503 for {GRACE_SECONDS:.0f} s, and requests get the message in the
 last row; then the server exits with status 1, its last line says where the reason is. With

@@ -81,16 +81,22 @@ def refuse_draft(name: str, model_dir: str, draft_dir: str, options: DeviceOptio
         refuse(model_dir, draft_dir, options)
 
 
-def create(name: str, device_python: str | None = None, step_seconds: float | None = None) -> Device:
+def create(
+    name: str,
+    device_python: str | None = None,
+    step_seconds: float | None = None,
+    prepare_seconds: float | None = None,
+) -> Device:
     """A device that holds nothing yet: `load` comes next.
 
-    With `device_python` it lives in that interpreter, and a step there may take `step_seconds`.
+    With `device_python` it lives in that interpreter, where a step may take `step_seconds`, and loading and compiling
+    `prepare_seconds`; None: the defaults.
     """
     backend = _backend(name)
     if device_python is not None:
         from .remote import Deadlines, RemoteDevice
 
-        return RemoteDevice(name, device_python, Deadlines.of_steps(step_seconds) if step_seconds else None)
+        return RemoteDevice(name, device_python, Deadlines.asked(step_seconds, prepare_seconds))
     module = _import(name, backend)
     device: Device = getattr(module, backend.factory)(getattr(module, backend.capabilities))
     return device

@@ -51,18 +51,25 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
 _REQUEST, _DONE, _RUN, _DRAFT = Status.REQUEST, Status.DONE, Verb.RUN, Verb.DRAFT  # looking them up is slow
+DAY = 86400.0
+
 _PREPARING = frozenset({Verb.HELLO, Verb.LOAD, Verb.ALLOCATE, Verb.COMPILE, Verb.SEAL})
+_RAISED_BY = {
+    **dict.fromkeys((Verb.LOAD, Verb.ALLOCATE, Verb.COMPILE, Verb.SEAL), "; device_prepare_timeout allows it more"),
+    **dict.fromkeys((Verb.RUN, Verb.DRAFT), "; device_timeout allows it more"),
+}
 _NO_BEATS = np.zeros(1, np.uint64)
 
 
 @dataclass(frozen=True)
 class Deadlines:
     """Seconds until a verb's reply is given up, and of silence until a process is taken for a stopped one. Loading and
-    compiling on a chip take long and are rightly waited for; an SDK may keep Python's lock for minutes of them."""
+    compiling on a chip take hours and are rightly waited for; an SDK may keep Python's lock for minutes of them. Signs
+    of life cannot tell a long compilation from one that hangs, so a day is the end of both."""
 
     start: float = 300.0
-    load: float = 3600.0
-    compile: float = 7200.0
+    load: float = DAY
+    compile: float = DAY
     run: float = 120.0
     close: float = 10.0
     other: float = 60.0
@@ -70,9 +77,12 @@ class Deadlines:
     long_silence: float = 1800.0
 
     @classmethod
-    def of_steps(cls, seconds: float) -> Deadlines:
-        """For steps that may take so long: silence is no shorter, or it would be the deadline."""
-        return cls(run=seconds, silence=max(cls.silence, seconds), long_silence=max(cls.long_silence, seconds))
+    def asked(cls, step: float | None, prepare: float | None) -> Deadlines:
+        """For steps, and for loading and compiling, that may take so long; None: the default. Silence is no shorter
+        than a step, or it would be the deadline."""
+        step, prepare = step or cls.run, prepare or cls.compile
+        silences = {"silence": max(cls.silence, step), "long_silence": max(cls.long_silence, step)}
+        return cls(load=prepare, compile=prepare, run=step, **silences)
 
     def of(self, verb: Verb) -> float:
         by_verb = {
@@ -305,7 +315,7 @@ class RemoteDevice:
             self._end_exchange(verb, error)
 
     def _reply_to(self, verb: Verb, sequence: int) -> bytes:
-        of_verb, status, of_sequence, reply = self._receive(self.deadlines.of(verb), self.deadlines.silence_of(verb))
+        of_verb, status, of_sequence, reply = self._receive(verb)
         if of_verb != verb or of_sequence != sequence:
             raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
         if status != _DONE:
@@ -325,7 +335,8 @@ class RemoteDevice:
         self._abandon(f"was left alone during {_name(verb)}")  # its answer would be taken for the next one's
         raise error
 
-    def _receive(self, deadline: float, silence: float) -> Message:
+    def _receive(self, verb: Verb) -> Message:
+        deadline, silence = self.deadlines.of(verb), self.deadlines.silence_of(verb)
         now = time.monotonic()
         give_up, last_sign, beats = now + deadline, now, int(self._beats[0])
         while True:
@@ -338,7 +349,7 @@ class RemoteDevice:
             if now - last_sign >= silence:
                 raise TimeoutError(f"no sign of life for {silence:g} s")
             if now >= give_up:
-                raise TimeoutError(f"no answer within {deadline:g} s")
+                raise TimeoutError(f"no answer within {deadline:g} s{_RAISED_BY.get(verb, '')}")
 
     def _find(self, shape: StepShape) -> tuple[int, StepMemory]:
         found = self._steps.get(shape)

@@ -250,7 +250,7 @@ def test_a_restart_that_dies_can_be_tried_again(world: World) -> None:
 def test_a_step_past_its_deadline_is_a_lost_device(world: World) -> None:
     device = world.ready(Deadlines(run=1.0))
     world.fault("run", "hang")
-    with pytest.raises(DeviceLost, match=r"hung during run: no answer within 1 s"):
+    with pytest.raises(DeviceLost, match=r"hung during run: no answer within 1 s; device_timeout allows it more"):
         serve(device)
     assert not is_running(device.pid)
 
@@ -309,9 +309,34 @@ def test_a_process_that_hangs_while_it_prepares_is_found_and_replaced(world: Wor
 
 
 def test_steps_may_be_silent_for_as_long_as_they_may_take() -> None:
-    assert Deadlines.of_steps(600).silence_of(Verb.RUN) == 600
-    assert Deadlines.of_steps(3).silence_of(Verb.RUN) == Deadlines().silence
-    assert Deadlines.of_steps(7200).silence_of(Verb.SEAL) == 7200
+    assert Deadlines.asked(600, None).silence_of(Verb.RUN) == 600
+    assert Deadlines.asked(3, None).silence_of(Verb.RUN) == Deadlines().silence
+    assert Deadlines.asked(7200, None).silence_of(Verb.SEAL) == 7200
+
+
+PREPARING = (Verb.LOAD, Verb.ALLOCATE, Verb.COMPILE, Verb.SEAL)
+
+
+def test_hours_of_loading_and_compiling_are_waited_for_and_any_number_that_is_asked_for() -> None:
+    for verb in PREPARING:
+        assert Deadlines().of(verb) == Deadlines.asked(3, None).of(verb) == 24 * 3600
+        assert Deadlines.asked(None, 300_000).of(verb) == 300_000
+    assert Deadlines.asked(None, 5).of(Verb.RUN) == Deadlines().of(Verb.RUN)
+
+
+def test_a_backend_is_given_the_time_that_the_server_is_asked_for(world: World) -> None:
+    device = registry.create("arithmetic", str(world.python), 3, 5)
+    assert isinstance(device, RemoteDevice)
+    world.devices.append(device)
+    assert [device.deadlines.of(verb) for verb in (Verb.RUN, Verb.SEAL)] == [3, 5]
+
+
+def test_a_compiler_that_hangs_in_a_process_that_gives_signs_of_life_is_ended(world: World) -> None:
+    device = world.start(Deadlines.asked(None, 2))
+    world.fault("seal", "hang")
+    with pytest.raises(DeviceLost, match=r"hung during seal: no answer within 2 s; device_prepare_timeout allows it m"):
+        world.prepare_and_serve(device)
+    assert not is_running(device.pid)
 
 
 # -- a process that talks nonsense, or has a defect

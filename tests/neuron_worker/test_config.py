@@ -187,6 +187,7 @@ def said_of_options(done: Any) -> list[str]:
         ({"adaptive_depth": False}, {}),
         ({"artifacts": "/somewhere"}, {}),
         ({"device_timeout": 9}, {}),
+        ({"device_prepare_timeout": 9}, {}),
         ({"threads": 1, "backend": "transformers-neuronx"}, {}),
     ],
 )

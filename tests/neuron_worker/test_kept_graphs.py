@@ -148,6 +148,7 @@ def test_settings_that_decide_none_are_not(tiny: str) -> None:
         require_cached=True,
         device_python="/other/python",
         device_timeout=5,
+        device_prepare_timeout=5,
         device_restarts=1,
     )
     assert key_of(other, tiny) == key_of(config, tiny)
@@ -175,7 +176,7 @@ def test_a_new_setting_is_put_in_the_key_or_left_out_on_purpose() -> None:
     }  # fmt: skip
     left_out = {
         "vocab_size", "chunked_prefill", "prefix_caching", "threads", "artifacts", "cache_url", "require_cached",
-        "device_python", "device_timeout", "device_restarts", "step_tokens",
+        "device_python", "device_timeout", "device_prepare_timeout", "device_restarts", "step_tokens",
     }  # fmt: skip
     left_out |= {"activations"}  # no device that keeps graphs has a choice
     left_out |= {"speculation"}  # verifying its drafts is a width of the plan's shapes; no graph holds a draft model
