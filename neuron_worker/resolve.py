@@ -19,15 +19,16 @@ from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
 from neuronserve.speculative.settings import Speculation
 
-from . import draft_rules, environment, export_rules, machine, options, overrides, picking
+from . import draft_rules, elsewhere, environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
 from .device import registry
 from .device.base import Capabilities
 from .device.cpu.library import num_threads as usable_cores
 from .device.environment import ONE_CORE, SEVERAL_MACHINES, for_several_machines
-from .device.errors import DeviceError
+from .device.errors import DeviceError, UnsupportedModel
 from .device.graph.spec import ModelSpec, read_spec
 from .draft_directory import refuse_as_target
+from .elsewhere import NotServed
 from .environment import Environment
 from .errors import ConfigError
 from .exported import ExportSettings, read_settings
@@ -117,10 +118,18 @@ class _Given:
 
 def resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine | None = None) -> Resolution:
     """`here`: the machine that serves; None: this one."""
+    here = here or _look(options.read(request.options, environ)[0], environ)
+    try:
+        return _resolve(request, environ, here)
+    except NotServed as refused:
+        remedy = elsewhere.remedy(refused, request, here, lambda other: _resolve(other, environ, here))
+        raise ConfigError(f"{refused}{remedy}") from None
+
+
+def _resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine) -> Resolution:
     values, warnings = options.read(request.options, environ)
     env = Environment.read(environ)
     override = overrides.read(request.override)
-    here = here or _look(values, environ)
     choice = picked(values, env, here)
     capabilities = _capabilities(choice.backend)
     spec, export = _spec(request.model_dir, capabilities), read_settings(request.model_dir)
@@ -173,6 +182,7 @@ def _config(given: _Given) -> NeuronConfig:
 
 def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> None:
     """What only the whole configuration shows."""
+    _check_model(config, given.request.model_dir)
     given.notes.extend(_without_effect(config, given.values))
     given.notes.extend(_several_machines(config, environ))
     _check_cache(config, environ)
@@ -204,6 +214,8 @@ def _spec(model_dir: str, capabilities: Capabilities) -> ModelSpec:
     try:
         refuse_as_target(model_dir)
         return read_spec(model_dir, capabilities.more_architectures)
+    except UnsupportedModel as error:
+        raise NotServed(capabilities.name, str(error)) from None
     except DeviceError as error:
         raise ConfigError(str(error)) from None
 
@@ -524,6 +536,14 @@ def _speculation(given: _Given, length: int) -> Speculation | None:
         pair = draft_rules.Pair(asked, request.draft_dir, request.model_dir, given.spec, length)
         given.notes.extend(draft_rules.check(pair, capabilities))
     return None if asked is None else replace(asked, is_adaptive=bool(given.values["adaptive_depth"]))
+
+
+def _check_model(config: NeuronConfig, model_dir: str) -> None:
+    """By the backend's own rules, as it would refuse it once it loads."""
+    try:
+        registry.refuse_model(config.backend, model_dir, config.device_options())
+    except DeviceError as error:
+        raise NotServed(config.backend, str(error)) from None
 
 
 def _check_fused_draft(config: NeuronConfig, given: _Given) -> None:

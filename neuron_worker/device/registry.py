@@ -1,7 +1,8 @@
 """Backends by name. Asking for one imports it; listing them imports nothing.
 
-`capabilities(name)` is what planning needs, `refuse_settings(name, ...)` and `refuse_draft(name, ...)` what it must not
-promise; none of them ever imports torch or an SDK. `create(name)` makes the device.
+`capabilities(name)` is what planning needs, `refuse_model(name, ...)`, `refuse_settings(name, ...)` and
+`refuse_draft(name, ...)` what it must not promise; none of them ever imports torch or an SDK. `create(name)` makes the
+device.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class _Backend:
     capabilities: str  # name of a `Capabilities` in it
     factory: str  # name of a callable in it: Capabilities -> Device
     settings: str | None = None  # module whose `refuse` knows the NeuronConfig fields that the backend does not serve
+    models: str | None = None  # module whose `refuse` knows the models that it does not serve
     drafts: str | None = None  # module whose `refuse` knows the drafts that it does not serve
 
 
@@ -38,6 +40,7 @@ _BACKENDS = {
         "CAPABILITIES",
         "create",
         ".transformers_neuronx.settings",
+        ".transformers_neuronx.checkpoint",
         ".transformers_neuronx.draft_pair",
     ),
     "torch-neuronx": _Backend(".torch_neuronx.capabilities", "CAPABILITIES", "create", ".torch_neuronx.settings"),
@@ -71,6 +74,14 @@ def refuse_settings(name: str, given: Mapping[str, Any], max_num_seqs: int) -> N
     if backend.settings is not None:
         refuse: Callable[[Mapping[str, Any], int], None] = import_module(backend.settings, __package__).refuse
         refuse(given, max_num_seqs)
+
+
+def refuse_model(name: str, model_dir: str, options: DeviceOptions) -> None:
+    """`DeviceError`, as `load` would raise it, for a model that the backend does not serve. Reads config.json alone."""
+    backend = _backend(name)
+    if backend.models is not None:
+        refuse: Callable[[str, DeviceOptions], None] = import_module(backend.models, __package__).refuse
+        refuse(model_dir, options)
 
 
 def refuse_draft(name: str, model_dir: str, draft_dir: str, options: DeviceOptions) -> None:

@@ -2,7 +2,8 @@
 
 The library reads config.json by the names of its time and passes over what it does not know: a head size of its own,
 biases, other activations, rotary parameters in a section. What it would get wrong is refused here by name, or
-rewritten in a directory that stands in for the checkpoint's. Imports no torch and no SDK.
+rewritten in a directory that stands in for the checkpoint's. Asked before anything starts, and again when a model
+loads. Imports no torch and no SDK.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..base import DeviceOptions
 from ..errors import UnsupportedModel
 from ..graph.config_json import ConfigJson
 from ..graph.spec import ModelSpec, read_spec, weight_bytes
@@ -68,6 +70,11 @@ class Checkpoint:
                     (Path(made) / path.name).symlink_to(path.resolve())
             (Path(made) / "config.json").write_text(json.dumps({**self.config, **self.changes}))
             yield made
+
+
+def refuse(model_dir: str, options: DeviceOptions) -> None:
+    """`LoadError` says what of the model the library does not serve."""
+    read(model_dir, options.dtype, options.quantization, options.max_model_len)
 
 
 def read(model_dir: str, dtype: str, quantization: str | None, max_model_len: int) -> Checkpoint:
