@@ -13,7 +13,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 from .arguments import BY_NAME
 from .deduce import BATCH, BATCH_TOTAL, CORES, INPUT, LENGTH, PREFILL, TOTAL, Settings
 from .eras import BACKEND_PAGE, DOCKER_README
-from .model import Model
+from .model import Export, Model
 from .reading import TABLE, Asked
 
 _BATCH_RULE = BACKEND_PAGE.rules[0].says
@@ -67,9 +67,9 @@ def idle(asked: Asked) -> list[str]:
     ]
 
 
-def remarks(settings: Settings) -> list[str]:
+def remarks(settings: Settings, asked: Asked) -> list[str]:
     """What was done with settings that can be read in two ways."""
-    lines = []
+    lines = _beside_export(settings, asked)
     total, length = settings.number(TOTAL), settings.number(LENGTH)
     if total != length:
         lines.append(f"requests have up to {total} tokens ({settings[TOTAL].origin}), the export's graphs {length}")
@@ -83,6 +83,20 @@ def remarks(settings: Settings) -> list[str]:
     return lines
 
 
+def _beside_export(settings: Settings, asked: Asked) -> list[str]:
+    export, lines = settings.model.export or Export(), []
+    batch, cores = settings[BATCH], asked.get(CORES)
+    if batch.is_given and export.batch_size not in (None, batch.value):
+        lines.append(
+            f"{batch.origin}={batch.value} is served, and the export's batch size is {export.batch_size}: a chip "
+            f"compiles graphs for {batch.value}; leave {batch.origin} out to have the export's"
+        )
+    if cores is not None and export.num_cores not in (None, cores.value):
+        own = f"the export runs on the {export.num_cores} cores it was made for"
+        lines.append(f"{cores.origin}={cores.value} is the least: {own}")
+    return lines
+
+
 def warnings(model: Model) -> list[str]:
     """What its files and the hub do not say."""
     return [] if model.pipeline_tag is not None else [f"no pipeline tag found for model {model.name}"]
@@ -93,13 +107,13 @@ def _against_export(settings: Settings, asked: Asked) -> Iterator[str]:
     if export is None:
         return
     batch = asked.get("max_batch_size")
-    if batch is not None and export.batch_size not in (None, batch.value):
+    if batch is not None and export.batch_size is not None and int(str(batch.value)) > export.batch_size:
         yield _mismatch(_BATCH_RULE, batch.origin, batch.value, "batch size", export.batch_size)
     total = settings[TOTAL]
     if export.sequence_length is not None and int(str(total.value)) > export.sequence_length:
         yield _mismatch(_TOTAL_RULE, total.origin, total.value, "sequence length", export.sequence_length)
     cores = asked.get(CORES)
-    if cores is not None and export.num_cores not in (None, cores.value):
+    if cores is not None and export.num_cores is not None and int(str(cores.value)) > export.num_cores:
         rule = "an export runs on as many cores as it was made for"
         yield _mismatch(rule, cores.origin, cores.value, "number of cores", export.num_cores)
     cast = asked.get("dtype")

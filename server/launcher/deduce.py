@@ -2,8 +2,9 @@
 
     deduce(asked, model) ──▶ Settings     a flag > a variable > the export > what follows from the others > the default
 
-The batch is the one exception: an export's is what its graphs hold, so it stands before what was asked, and `checks`
-compares the two. Pure; refuses nothing.
+Batch and cores are the exceptions: an export holds at most its batch and runs on its own cores alone. So a smaller
+batch is taken as asked, fewer cores are the export's, and what is more than the export's is left for `checks`. Pure;
+refuses nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def deduce(asked: Asked, model: Model, port: int | None = None) -> Settings:
         "revision": _plain(asked, "revision"),
         "dtype": _dtype(asked, model.export),
         "quantize": _plain(asked, "quantize"),
-        CORES: _first(_given(asked, CORES), _of_export(model.export, "num_cores"), Chosen(1, "default")),
+        CORES: _cores(asked, model.export) or Chosen(1, "default"),
     }
     values |= _sizes(asked, model)
     values["max_concurrent_requests"] = _plain(asked, "max_concurrent_requests")
@@ -100,7 +101,18 @@ def _sizes(asked: Asked, model: Model) -> dict[str, Chosen]:
 
 
 def _batch(asked: Asked, export: Export | None) -> Chosen | None:
-    return _of_export(export, "batch_size") or _given(asked, "max_batch_size")
+    given, held = _given(asked, "max_batch_size"), _of_export(export, "batch_size")
+    return given if _is_less(given, held) else held or given
+
+
+def _cores(asked: Asked, export: Export | None) -> Chosen | None:
+    """What was asked is the least, as in TGI's own entrypoint."""
+    given, made_for = _given(asked, CORES), _of_export(export, "num_cores")
+    return made_for if _is_less(given, made_for) else given or made_for
+
+
+def _is_less(one: Chosen | None, other: Chosen | None) -> bool:
+    return one is not None and other is not None and int(str(one.value)) < int(str(other.value))
 
 
 def _total(asked: Asked, model: Model) -> Chosen:

@@ -65,7 +65,7 @@ def prepare(settings: Settings, asked: Asked, environ: Mapping[str, str]) -> tup
     notes = [
         *asked.unused,
         *checks.idle(asked),
-        *checks.remarks(settings),
+        *checks.remarks(settings, asked),
         *checks.warnings(settings.model),
         *made.notes,
     ]

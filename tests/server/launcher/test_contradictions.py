@@ -85,9 +85,6 @@ CASES = {
         {"MAX_BATCH_SIZE": "8"},
         EXPORTED,
     ),
-    "a smaller batch than the export's": Case(
-        "--max-batch-size 2", "--max-batch-size=2, and the export's batch size is 4", model=EXPORTED
-    ),
     "longer than the export": Case(
         "--max-total-tokens 4096",
         "`--max-total-tokens` must be set to `max_length` (it is per-request): --max-total-tokens=4096, and the "
@@ -164,6 +161,8 @@ def test_it_is_refused(name: str) -> None:
             {"HF_NUM_CORES": "2", "HF_AUTO_CAST_TYPE": "bfloat16"},
             EXPORTED,
         ),
+        # Less than the export holds.
+        ("--max-batch-size 2 --max-batch-total-tokens 4096", {"HF_NUM_CORES": "1"}, EXPORTED),
         # The number of requests at a time is no batch.
         ("--max-concurrent-requests 512 --max-batch-size 2", {}, SMALL),
         # No document's prefill rule is every document's.

@@ -18,10 +18,15 @@ def settings(flags: str = "", export: Export | None = None, positions: int | Non
     return settle(read(flags.split(), environ), model=Model("m", positions=positions, export=export))
 
 
+def said(flags: str = "", export: Export | None = None, **environ: str) -> list[str]:
+    return remarks(settings(flags, export, **environ), read(flags.split(), environ))
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "export", "expected"),
     [
         ("", {"MAX_BATCH_SIZE": "4"}, EXPORT, Chosen(4, "the export")),
+        ("", {"MAX_BATCH_SIZE": "2"}, EXPORT, Chosen(2, "MAX_BATCH_SIZE")),
         ("--max-batch-size 3", {"MAX_BATCH_SIZE": "2"}, None, Chosen(3, "--max-batch-size")),
         ("", {"MAX_BATCH_SIZE": "2"}, None, Chosen(2, "MAX_BATCH_SIZE")),
         ("", {"HF_BATCH_SIZE": "2"}, None, Chosen(2, "HF_BATCH_SIZE")),
@@ -69,7 +74,30 @@ def test_requests_may_be_shorter_than_the_export() -> None:
 
     assert found["max_model_len"] == Chosen(2048, "the export")
     assert found["max_input_tokens"] == Chosen(511, "max_total_tokens - 1")
-    assert remarks(found) == ["requests have up to 512 tokens (MAX_TOTAL_TOKENS), the export's graphs 2048"]
+    assert said(export=EXPORT, MAX_TOTAL_TOKENS="512") == [
+        "requests have up to 512 tokens (MAX_TOTAL_TOKENS), the export's graphs 2048"
+    ]
+
+
+def test_a_batch_may_be_smaller_than_the_export() -> None:
+    found = settings("--max-batch-size 2", export=EXPORT)
+
+    assert found["max_num_seqs"] == Chosen(2, "--max-batch-size")
+    assert said("--max-batch-size 2", EXPORT) == [
+        "--max-batch-size=2 is served, and the export's batch size is 4: a chip compiles graphs for 2; leave "
+        "--max-batch-size out to have the export's"
+    ]
+    assert said("--max-batch-size 4", EXPORT) == []
+
+
+def test_cores_are_the_export_s_where_fewer_are_asked_for() -> None:
+    found = settings(export=EXPORT, HF_NUM_CORES="1")
+
+    assert found["num_cores"] == Chosen(2, "the export")
+    assert said(export=EXPORT, HF_NUM_CORES="1") == [
+        "HF_NUM_CORES=1 is the least: the export runs on the 2 cores it was made for"
+    ]
+    assert said(export=EXPORT, HF_NUM_CORES="2") == []
 
 
 def test_the_export_says_the_rest() -> None:
@@ -86,7 +114,7 @@ def test_an_export_that_says_little_leaves_the_rest_open() -> None:
 
 
 def test_what_is_left_over_is_said() -> None:
-    assert remarks(settings("--max-total-tokens 1024 --max-batch-total-tokens 5000")) == [
+    assert said("--max-total-tokens 1024 --max-batch-total-tokens 5000") == [
         "max_batch_total_tokens=5000 is 4 sequences of 1024 tokens, and 904 over"
     ]
 

@@ -12,6 +12,7 @@ import pytest
 
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.server.launcher.checks import warnings
+from neuronserve.server.launcher.command import look as look_at_device
 from neuronserve.server.launcher.command import tgi_settings
 from neuronserve.server.launcher.main import settle
 from neuronserve.server.launcher.model import Export, Model, look, pipeline_tag
@@ -51,6 +52,16 @@ def test_an_export_needs_no_parameters(form: str, tmp_path: Path) -> None:
     assert settings.model.export == Export(4, 2048, 2, "bf16")
     values = [settings.value(name) for name in ("max_num_seqs", "max_model_len", "num_cores", "dtype")]
     assert values == [4, 2048, 2, "bfloat16"]
+
+
+def test_an_export_serves_less_than_it_was_made_for(tmp_path: Path) -> None:
+    directory = tiny_model(tmp_path)
+    (tmp_path / "neuron_config.json").write_text(json.dumps(NEWER))
+    environ = {"MAX_BATCH_SIZE": "2", "HF_NUM_CORES": "1", "MAX_TOTAL_TOKENS": "1024"}
+
+    settings = settle(read(["--model-id", directory], environ))
+
+    assert look_at_device(settings, {}).max_num_seqs == 2
 
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions", "max_seq_len"])
