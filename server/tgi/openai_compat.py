@@ -17,14 +17,16 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from . import body, errors
+from . import body, errors, openai_tools
 from .admission import Admission
 from .dispatch import replayed
 from .errors import TgiError, ToolError, TransportError
+from .errors import ValidationError as TgiValidationError
 from .metrics import Recorder
 from .openai_exchange import CURRENT, Exchange
 from .openai_headers import CountingRefusals, Describing
 from .openai_limits import UNSAID
+from .parsing import WRONG_SHAPE
 from .schemas import Grammar
 from .validation import Limits, check_grammar
 
@@ -34,7 +36,6 @@ CHAT, COMPLETIONS, INVOCATIONS = "/v1/chat/completions", "/v1/completions", "/in
 PATHS = (CHAT, COMPLETIONS, INVOCATIONS)
 
 _GRAMMAR: TypeAdapter[Grammar] = TypeAdapter(Grammar)
-_TOOL_CHOICES = (None, "auto", "none", "required")
 
 
 class SuffixNotSupported(TgiError):
@@ -62,6 +63,7 @@ class Rules:
     max_client_batch_size: int = 4
     admission: Admission | None = None  # None: vLLM's own queue is the only limit
     compute_type: str | None = None  # None: answers have vLLM's headers alone
+    template_shows_tools: bool = True
 
 
 def num_answers(asked: Json) -> int:
@@ -83,7 +85,9 @@ def rewrite(asked: Json, rules: Rules) -> Json:
     if "messages" in asked:
         _drop_nulls_of_messages(result)
         _rewrite_response_format(result, rules.limits)
-        _rewrite_tool_choice(result)
+        openai_tools.rewrite_choice(result)
+    if not rules.limits.grammar_support:
+        _check_support(asked)
     if isinstance(asked.get("logit_bias"), list):
         del result["logit_bias"]  # TGI takes a list, and does nothing with it; OpenAI's is an object
     if rules.as_launcher:
@@ -101,6 +105,14 @@ def _without_nulls(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     return {key: value for key, value in message.items() if value is not None or key == "content"}
+
+
+def _check_support(asked: Json) -> None:
+    """Where grammars are turned off, whatever would be held to one is refused, in OpenAI's and vLLM's spellings too."""
+    wanted = asked.get("response_format")
+    is_form = isinstance(wanted, dict) and wanted.get("type", "text") != "text"
+    if is_form or asked.get("structured_outputs") is not None or openai_tools.are_wanted(asked):
+        raise TgiValidationError("grammar is not supported")
 
 
 def _rewrite_response_format(result: Json, limits: Limits) -> None:
@@ -121,21 +133,6 @@ def _rewrite_response_format(result: Json, limits: Limits) -> None:
         result["response_format"] = {"type": "json_schema", "json_schema": {"name": "response", "schema": grammar}}
 
 
-def _rewrite_tool_choice(result: Json) -> None:
-    """A function's bare name."""
-    choice = result.get("tool_choice")
-    if choice in _TOOL_CHOICES or not isinstance(choice, str):
-        return
-    if choice not in map(_function_name, result.get("tools") or ()):
-        raise ToolError(f"Tool with name {choice} not found")
-    result["tool_choice"] = {"type": "function", "function": {"name": choice}}
-
-
-def _function_name(tool: Any) -> Any:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return function.get("name") if isinstance(function, dict) else None
-
-
 def _apply_launcher_rules(result: Json, rules: Rules) -> None:
     if "requestType" in result and not num_answers(result):
         return  # a session of SageMaker's, which is vLLM's
@@ -145,10 +142,13 @@ def _apply_launcher_rules(result: Json, rules: Rules) -> None:
         result["truncate_prompt_tokens"] = rules.limits.max_input_tokens
     if "messages" in result:
         _continue_the_assistant(result)
+        openai_tools.apply_launcher_rules(result, template_shows_them=rules.template_shows_tools)
         return
     if result.get("suffix") is not None:
         raise SuffixNotSupported
     prompts: Any = result.get("prompt")
+    if prompts == []:
+        raise TransportError(422, f"{WRONG_SHAPE}Empty array detected. Do not use an empty array for the prompt.")
     are_texts = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
     if are_texts and len(prompts) > rules.max_client_batch_size:
         raise BatchSizeExceeded(rules.max_client_batch_size)

@@ -69,6 +69,7 @@ def _rules(app: FastAPI) -> tuple[Rules, int]:
         max_client_batch_size=settings.max_client_batch_size,
         admission=tgi.admission,
         compute_type=tgi.compute_type,
+        template_shows_tools=tgi.template_shows_tools,
     )
     return rules, settings.payload_limit
 

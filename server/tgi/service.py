@@ -47,6 +47,7 @@ class TgiService:
     compute_type: str  # number and kind of the cards, as TGI's launcher spells it
     chat_template: str | None  # instead of the tokenizer's own
     samples_by_its_own_rule: bool = False  # the device does
+    template_shows_tools: bool = True
 
     async def prepare(
         self,
@@ -104,7 +105,9 @@ def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: 
     names = args.served_model_name or [args.model]
     settings = settings.deduced(model_id=names[0], max_model_len=config.model_config.max_model_len)
     limits = Limits.of(settings)
-    vocabulary = Vocabulary(engine.renderer.get_tokenizer())
+    tokenizer = engine.renderer.get_tokenizer()
+    vocabulary = Vocabulary(tokenizer)
+    template = load_chat_template(args.chat_template)
     return TgiService(
         settings=settings,
         limits=limits,
@@ -116,9 +119,15 @@ def make(engine: EngineClient, settings: TgiSettings, args: Namespace, environ: 
         ),
         recorder=Recorder(limits.max_input_tokens, limits.max_total_tokens),
         compute_type=environ.get("COMPUTE_TYPE") or f"{neuron.tensor_parallel_size}-{neuron.backend}",
-        chat_template=load_chat_template(args.chat_template),
+        chat_template=template,
         samples_by_its_own_rule=neuron.samples_by_its_own_rule,
+        template_shows_tools=_shows_tools(template or getattr(tokenizer, "chat_template", None)),
     )
+
+
+def _shows_tools(template: Any) -> bool:
+    """None: the tokenizer has a way of its own with chats. A dictionary: several, by name."""
+    return template is None or "tools" in str(template)
 
 
 def _offers(neuron: NeuronConfig, settings: TgiSettings, max_logprobs: int) -> Offers:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from ..tools.server import PATIENCE, VLLM, Server, clean_environment, free_port
@@ -238,6 +239,62 @@ class TestOpenAi:
     def test_refused_in_tgi_s_words(self, server: Server, body: dict[str, Any], error_type: str) -> None:
         response = post(server, "/v1/completions", body)
         assert (response.status_code, response.json()["error_type"]) == (422, error_type)
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+TIME = {"name": "get_time", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+TOOLS = [{"type": "function", "function": function} for function in (WEATHER, TIME)]
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+class TestTools:
+    """On the launcher's own server, with nothing said of tools on its command line, by a model that knows none."""
+
+    def ask(self, tgi_server: Server, **asked: Any) -> dict[str, Any]:
+        body = {"model": "tgi", "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 200, **asked}
+        response = httpx.post(f"{tgi_server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+        assert response.status_code == 200, response.text
+        (choice,) = response.json()["choices"]
+        message: dict[str, Any] = choice["message"]
+        return message
+
+    @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": None}, {"tool_choice": "none"}])
+    def test_an_answer_is_free_to_call_none(self, tgi_server: Server, choice: dict[str, Any]) -> None:
+        message = self.ask(tgi_server, max_tokens=20, **choice)
+        assert message["content"] or message["tool_calls"]
+
+    @pytest.mark.parametrize("choice", ["get_weather", {"type": "function", "function": {"name": "get_weather"}}])
+    def test_a_named_function_is_called(self, tgi_server: Server, choice: Any) -> None:
+        (call,) = self.ask(tgi_server, tool_choice=choice)["tool_calls"]
+        assert call["function"]["name"] == "get_weather"
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments.keys() == {"city", "unit"}
+        assert arguments["city"] in ("Paris", "Rome")
+
+    def test_some_function_is_called_where_one_is_required(self, tgi_server: Server) -> None:
+        (call,) = self.ask(tgi_server, tool_choice="required")["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert (call["function"]["name"], len(arguments)) in (("get_weather", 2), ("get_time", 0))
+
+    def test_a_stream_calls_what_a_whole_answer_calls(self, tgi_server: Server) -> None:
+        client = openai.OpenAI(base_url=f"{tgi_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+        asked: Any = {"model": "tgi", "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+        chunks = list(client.chat.completions.create(**asked, tool_choice="required", stream=True))
+        pieces = [call.function for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        (call,) = self.ask(tgi_server, tool_choice="required")["tool_calls"]
+        assert "".join(piece.name or "" for piece in pieces) == call["function"]["name"]
+        assert json.loads("".join(piece.arguments or "" for piece in pieces)) == json.loads(
+            call["function"]["arguments"]
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from neuronserve.server.tgi.admission import Admission
-from neuronserve.server.tgi.errors import TgiError
+from neuronserve.server.tgi.errors import TgiError, TransportError
 from neuronserve.server.tgi.metrics import Recorder
 from neuronserve.server.tgi.openai_compat import OpenAiCompat, Rules, num_answers, rewrite
 from neuronserve.server.tgi.openai_limits import UNSAID
@@ -116,6 +117,60 @@ def test_refused_in_tgi_s_words(body: dict[str, Any], message: str, error_type: 
         rewrite(body, LAUNCHER)
     assert refused.value.status == 422
     assert refused.value.body == {"error": message, "error_type": error_type}
+
+
+@pytest.mark.parametrize("rules", [VLLM, LAUNCHER])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": ASKED, "response_format": OPENAI_FORM},
+        {"messages": ASKED, "response_format": {"type": "json_object"}},
+        {"messages": ASKED, "response_format": {"type": "json", "value": SCHEMA}},
+        {"messages": ASKED, "tools": TOOLS},
+        {"messages": ASKED, "structured_outputs": {"regex": "a"}},
+        {"prompt": "a", "response_format": OPENAI_FORM},
+        {"prompt": "a", "structured_outputs": {"json": SCHEMA}},
+    ],
+)
+def test_without_grammars_no_spelling_of_one_passes(body: dict[str, Any], rules: Rules) -> None:
+    without = replace(rules, limits=replace(LIMITS, grammar_support=False))
+    with pytest.raises(TgiError) as refused:
+        rewrite(body, without)
+    assert refused.value.body == {
+        "error": "Input validation error: grammar is not supported",
+        "error_type": "validation",
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": ASKED, "response_format": {"type": "text"}},
+        {"messages": ASKED, "response_format": None, "tools": TOOLS, "tool_choice": "none"},
+        {"prompt": "a", "structured_outputs": None},
+    ],
+)
+def test_without_grammars_plain_text_passes(body: dict[str, Any]) -> None:
+    assert rewrite(body, replace(VLLM, limits=replace(LIMITS, grammar_support=False))) == body
+
+
+def test_an_empty_list_of_prompts() -> None:
+    with pytest.raises(TransportError) as refused:
+        rewrite({"prompt": []}, LAUNCHER)
+    assert (refused.value.status, str(refused.value)) == (
+        422,
+        "Failed to deserialize the JSON body into the target type: Empty array detected. Do not use an empty array for "
+        "the prompt.",
+    )
+    assert rewrite({"prompt": []}, VLLM) == {"prompt": []}
+
+
+def test_tools_of_the_launcher_s_server() -> None:
+    found = rewrite(
+        {"messages": ASKED, "tools": TOOLS, "tool_choice": "f"}, replace(LAUNCHER, template_shows_tools=False)
+    )
+    assert found["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert found["messages"][-1]["content"].startswith("Hi\n---\n")
 
 
 @pytest.mark.parametrize(("asked", "served"), [("tgi", "served"), (None, "served"), ("alias", "alias")])
