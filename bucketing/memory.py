@@ -29,6 +29,8 @@ class MemoryFacts:
     cores: int = 1
     core_bytes: int = CORE_BYTES
     core_counts: tuple[int, ...] | None = None  # how many can work as one; None: any number
+    cores_per_line: int = 1  # that share the positions of one sequence's keys and values
+    line_padding: int = 0  # positions of a sequence's cache beyond its own
     draft_weight_bytes: int = 0  # of a draft beside the model, on all cores together
     draft_token_bytes: int = 0  # what it keeps of one position, on one core
 
@@ -68,7 +70,7 @@ def memory(facts: MemoryFacts, batch: int, length: int) -> MemoryUse:
     """What each core holds when `batch` sequences may all reach `length`."""
     return MemoryUse(
         weights=ceil((facts.weight_bytes + facts.draft_weight_bytes) / facts.cores),
-        kv=batch * length * kv_bytes_per_token(facts),
+        kv=batch * _positions(facts, length) * kv_bytes_per_token(facts),
         scratch=facts.scratch_bytes,
         limit=facts.core_bytes,
     )
@@ -76,12 +78,12 @@ def memory(facts: MemoryFacts, batch: int, length: int) -> MemoryUse:
 
 def largest_batch(facts: MemoryFacts, length: int) -> int:
     """Sequences of `length` that fit; 0: not one."""
-    return _free_tokens(facts) // length
+    return _free_positions(facts) // _positions(facts, length)
 
 
 def largest_length(facts: MemoryFacts, batch: int) -> int:
     """Longest length at `batch`, a multiple of 128 where there is room for one; 0: none."""
-    length = _free_tokens(facts) // batch
+    length = max(_free_positions(facts) // batch * facts.cores_per_line - facts.line_padding, 0)
     return length // LENGTH_STEP * LENGTH_STEP or length
 
 
@@ -91,6 +93,11 @@ def cores_for_weights(facts: MemoryFacts) -> int:
     return ceil((facts.weight_bytes + facts.draft_weight_bytes) / free) if free > 0 else 0
 
 
-def _free_tokens(facts: MemoryFacts) -> int:
+def _positions(facts: MemoryFacts, length: int) -> int:
+    """Of a sequence of this length, on one core."""
+    return ceil((length + facts.line_padding) / facts.cores_per_line)
+
+
+def _free_positions(facts: MemoryFacts) -> int:
     empty = memory(facts, 0, 0)
     return max(empty.limit - empty.total, 0) // kv_bytes_per_token(facts)

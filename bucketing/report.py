@@ -135,7 +135,7 @@ def _memory(plan: Plan, facts: MemoryFacts) -> list[str]:
     lines = [
         f"memory on {cores}",
         f"  weights  {_gib(use.weights)}{_of_a_draft(facts)}",
-        f"  KV cache {_gib(use.kv)}  {batch} x {length} tokens of {kv_bytes_per_token(facts)} bytes",
+        f"  KV cache {_gib(use.kv)}  {batch} x {length} tokens of {kv_bytes_per_token(facts)} bytes{_shared(facts)}",
         f"  scratch  {_gib(use.scratch)}",
         f"  total    {_gib(use.total)}  of {_gib(use.limit).strip()}: {'fits' if use.fits else 'does not fit'}",
     ]
@@ -147,6 +147,10 @@ def _of_a_draft(facts: MemoryFacts) -> str:
         return ""
     weights = _gib(ceil(facts.draft_weight_bytes / facts.cores)).strip()
     return f"  {weights} and {facts.draft_token_bytes} bytes of each token are the draft's"
+
+
+def _shared(facts: MemoryFacts) -> str:
+    return f", each sequence over {facts.cores_per_line} cores" if facts.cores_per_line > 1 else ""
 
 
 def remedy(facts: MemoryFacts, batch: int, length: int) -> str:

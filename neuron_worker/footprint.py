@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from neuronserve.bucketing.memory import MemoryFacts, kv_heads_per_core
 from neuronserve.bucketing.plan import Plan
 
+from . import overrides
 from .config import NeuronConfig
 from .device.base import StepShape
 from .device.graph.ops import FloatType
@@ -26,6 +27,9 @@ SCORED_AT_ONCE = 64
 """Prompt positions whose logits exist at one time, where a device gives prompt log-probabilities."""
 
 FLOAT = 4
+
+SHARDED_PADDING = 128
+"""Positions that the classic library adds to a cache which cores share over the sequence."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class HeadShape:
 
 def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan, draft: DraftShape | None = None) -> MemoryFacts:
     cores, capabilities = config.tensor_parallel_size, config.capabilities
+    override = config.overrides if capabilities.on_chip else {}  # others do not look at these fields of it
     prompt_rows = plan.prompts_per_call + (SCORED_AT_ONCE if capabilities.prompt_logprobs else 0)
     return MemoryFacts(
         weight_bytes=weights_of_all_cores(
@@ -55,13 +60,15 @@ def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan, draft: Draft
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        kv_bytes=ITEM_BYTES[float_type(capabilities.cache_dtype or config.dtype)],
+        kv_bytes=overrides.cache_bytes(override) or ITEM_BYTES[float_type(capabilities.cache_dtype or config.dtype)],
         scratch_bytes=max(
             scratch_of_a_core(shape, spec, cores, prompt_rows, scores_prompts=capabilities.on_chip)
             for shape in plan.shapes
         ),
         cores=cores,
         core_counts=capabilities.tensor_parallel_degrees,
+        cores_per_line=overrides.cores_per_line(override, spec.num_kv_heads, cores),
+        line_padding=SHARDED_PADDING if override.get("shard_over_sequence") else 0,
         draft_weight_bytes=0 if draft is None else draft_weights(draft, config),
         draft_token_bytes=0 if draft is None else draft_token_bytes(draft, config),
     )

@@ -70,15 +70,32 @@ def test_what_does_not_fit() -> None:
     assert memory(LLAMA_8B, batch=16, length=57344).fits
 
 
+def test_a_line_shared_over_the_sequence() -> None:
+    # 24 cores share 8 heads, three a head: (65536 + 128) / 3 positions of 16 KiB on each.
+    whole = replace(LLAMA_8B, weight_bytes=24 * GIB, cores=24)
+    shared = replace(whole, cores_per_line=3, line_padding=128)
+
+    assert memory(whole, batch=12, length=65536).kv == 12 * GIB
+    assert memory(shared, batch=12, length=65536).kv == 12 * 21888 * 16384
+    # 15 GiB are left on each core: 983040 positions, of three lines each
+    assert (largest_batch(whole, 65536), largest_batch(shared, 65536)) == (15, 44)
+    assert (largest_length(whole, 12), largest_length(shared, 12)) == (81920, 3 * 81920 - 128)
+
+
 @given(
     weight=st.integers(0, 40 * GIB),
     scratch=st.integers(0, 20 * GIB),
     cores=st.sampled_from([1, 2, 8]),
+    cores_per_line=st.sampled_from([1, 2, 3]),
     batch=st.integers(1, 300),
     length=st.integers(1, 200_000),
 )
-def test_the_largest_fit_and_one_more_does_not(weight: int, scratch: int, cores: int, batch: int, length: int) -> None:
-    facts = replace(LLAMA_8B, weight_bytes=weight, scratch_bytes=scratch, cores=cores)
+def test_the_largest_fit_and_one_more_does_not(
+    weight: int, scratch: int, cores: int, cores_per_line: int, batch: int, length: int
+) -> None:
+    padding = 128 if cores_per_line > 1 else 0
+    lines = {"cores_per_line": cores_per_line, "line_padding": padding}
+    facts = replace(LLAMA_8B, weight_bytes=weight, scratch_bytes=scratch, cores=cores, **lines)
     fewer, shorter = largest_batch(facts, length), largest_length(facts, batch)
     assert fewer == 0 or memory(facts, fewer, length).fits
     assert not memory(facts, fewer + 1, length).fits

@@ -52,6 +52,12 @@ def test_a_small_plan_in_full() -> None:
     )
 
 
+def test_a_cache_shared_over_the_sequence_says_by_how_many_cores() -> None:
+    plan = make_plan(PlanRequest(4, 512, 512), SLOT_CHIP)
+    text = render(plan, replace(LLAMA_8B, cores=24, cores_per_line=3, line_padding=128))
+    assert "  KV cache     0.013 GiB  4 x 512 tokens of 16384 bytes, each sequence over 3 cores" in text
+
+
 def test_headline_counts_graphs_by_kind() -> None:
     assert headline(make_plan(PlanRequest(16, 2048, 32), CPU)) == "61 graphs: 12 prefill, 24 mixed, 25 decode"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from neuronserve.bucketing.memory import kv_bytes_per_token
+from neuronserve.bucketing.memory import MemoryUse, kv_bytes_per_token, memory
 from neuronserve.neuron_worker import tiny_checkpoint
 from neuronserve.neuron_worker.config import ServeRequest
 from neuronserve.neuron_worker.device import registry
@@ -19,6 +19,9 @@ from neuronserve.neuron_worker.device.graph.spec import ModelSpec, read_spec, we
 from neuronserve.neuron_worker.footprint import padded, scratch_of_a_core, weights_of_all_cores
 from neuronserve.neuron_worker.resolve import resolve
 
+from .tiny_model import tiny_model
+
+GIB = 2**30
 FAKES = str(Path(__file__).resolve().parents[1] / "fakes")
 COMPUTING = [name for name in registry.names() if not name.startswith("arithmetic")]
 """Backends that keep keys and values."""
@@ -101,16 +104,65 @@ def sdks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-@pytest.mark.usefixtures("sdks")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("backend", COMPUTING)
-def test_the_plan_counts_what_the_device_caches_of_a_token(backend: str, dtype: str, tmp_path: Path) -> None:
-    model = tiny_checkpoint.write(tmp_path)
-    done = resolve(ServeRequest(model, 64, 2, dtype=dtype, options={"backend": backend}), {})
+def cached(directory: Path, backend: str, dtype: str, override: dict[str, Any] | None = None) -> tuple[int, int]:
+    """Bytes of a token: as the plan counts them, and as the device does."""
+    model = tiny_checkpoint.write(directory)
+    done = resolve(ServeRequest(model, 64, 2, dtype=dtype, options={"backend": backend}, override=override or {}), {})
     device = registry.create(backend)
     try:
         facts = device.load(model, done.config.device_options())
     finally:
         device.close()
+    return kv_bytes_per_token(done.memory_facts), facts.bytes_per_kv_token
 
-    assert kv_bytes_per_token(done.memory_facts) == facts.bytes_per_kv_token
+
+@pytest.mark.usefixtures("sdks")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", COMPUTING)
+def test_the_plan_counts_what_the_device_caches_of_a_token(backend: str, dtype: str, tmp_path: Path) -> None:
+    plans, devices = cached(tmp_path, backend, dtype)
+
+    assert plans == devices
+
+
+@pytest.mark.usefixtures("sdks")
+@pytest.mark.parametrize(("quant", "share"), [({}, 4), ({"quant_dtype": "f8e4m3fn"}, 4), ({"quant_dtype": "bf16"}, 2)])
+def test_a_cache_stored_narrower(quant: dict[str, Any], share: int, tmp_path: Path) -> None:
+    override = {"kv_cache_quant": quant}
+    whole, _ = cached(tmp_path, "transformers-neuronx", "float32")
+
+    assert cached(tmp_path, "transformers-neuronx", "float32", override) == (whole // share, whole // share)
+    assert cached(tmp_path, "cpu", "float32", override) == (whole, whole)  # which has no effect there
+
+
+def of_8b(directory: Path, cores: int, batch: int, length: int, **override: Any) -> MemoryUse:
+    model = tiny_model(directory, num_hidden_layers=32, hidden_size=4096, intermediate_size=14336, vocab_size=128256)
+    request = ServeRequest(
+        model,
+        length,
+        batch,
+        tensor_parallel_size=cores,
+        dtype="bfloat16",
+        options={"backend": "transformers-neuronx"},
+        override=override,
+    )
+    return memory(resolve(request, {}).memory_facts, batch, length)
+
+
+def test_eight_long_sequences_of_an_8b_model(tmp_path: Path) -> None:
+    # keys and values x 32 layers x 1 head x 128 numbers, 2 bytes each or 1
+    assert of_8b(tmp_path, 8, 8, 2**17).kv == 16 * GIB
+    assert of_8b(tmp_path, 8, 8, 2**17, kv_cache_quant={"quant_dtype": "s8"}).kv == 8 * GIB
+
+
+@pytest.mark.parametrize(
+    ("override", "positions"),
+    [
+        ({}, 65536),
+        ({"shard_over_sequence": True}, (65536 + 128) // 3),
+        ({"shard_over_sequence": True, "group_query_attention": "replicated-heads"}, (65536 + 128) // 3),
+        ({"shard_over_sequence": True, "group_query_attention": "all-gather-heads"}, 65536 + 128),  # no head twice
+    ],
+)
+def test_twelve_sequences_over_24_cores(override: dict[str, Any], positions: int, tmp_path: Path) -> None:
+    assert of_8b(tmp_path, 24, 12, 65536, **override).kv == 12 * positions * 16384

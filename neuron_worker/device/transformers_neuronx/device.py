@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..draft_rows import no_draft
 from ..errors import DeviceError, DoesNotFit, UncompiledShape
-from . import draft_pair, sdk
+from . import draft_pair, neuron_config, sdk
 from .build import Blueprint
 from .capabilities import CAPABILITIES
 from .checkpoint import Checkpoint
@@ -238,7 +238,7 @@ def _ending(blueprint: Blueprint) -> Ending:
 
 
 def _facts(target: Checkpoint, options: DeviceOptions, blueprint: Blueprint) -> ModelFacts:
-    item = 4 if options.dtype == "float32" else 2
+    item = neuron_config.cache_bytes(options)
     return ModelFacts(
         architecture=target.architecture.name,
         vocab_size=target.vocab_size,

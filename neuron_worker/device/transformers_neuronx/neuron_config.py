@@ -17,6 +17,7 @@ from .capabilities import CANDIDATES
 from .sdk import Sdk
 
 AMPS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+CACHE_BYTES = {"s8": 1, "f16": 2, "bf16": 2, "f8e4m3fn": 1}
 QUANT_DTYPES = {"int8": "s8", "f8e4m3fn": "f8e4m3fn"}
 
 Role = Literal["alone", "target", "draft", "eagle_target", "eagle_draft"]
@@ -41,6 +42,14 @@ _ROLES: dict[Role, Values] = {
 
 def samples_on_device(options: DeviceOptions) -> bool:
     return options.sampling == "device" or "on_device_generation" in options.neuron_config
+
+
+def cache_bytes(options: DeviceOptions) -> int:
+    """Of one number in the cache."""
+    quant = options.neuron_config.get("kv_cache_quant")
+    if quant is not None:
+        return CACHE_BYTES[quant.get("quant_dtype", "s8")]
+    return 4 if options.dtype == "float32" else 2
 
 
 def weight_tiling_obstacle(hidden_size: int) -> str | None:
