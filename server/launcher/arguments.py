@@ -178,7 +178,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     _argument("max_input_length", "The older name of --max-input-tokens.", positive),
     _argument(
         "max_total_tokens",
-        "Prompt and answer together. Default: the export's sequence length, else the model's, at most 4096.",
+        "Prompt and answer together. Default: the export's sequence length, else the model's, at most 4096, or twice a "
+        "--max-input-tokens that this does not hold.",
         positive,
         variables=("MAX_TOTAL_TOKENS", "HF_SEQUENCE_LENGTH", "SM_ON_SEQUENCE_LENGTH"),
     ),

@@ -6,6 +6,7 @@ the batch need not be the number of concurrent requests, and the prefill limit h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from neuronserve.neuron_worker.errors import ConfigError
@@ -137,6 +138,7 @@ def _among_limits(settings: Settings) -> Iterator[str]:
         yield (
             f"`max_input_tokens`({x}) must be < `max_total_tokens`({y}): an input of the whole total leaves no room "
             f"for an answer; set {longest.origin} to {y - 1} or less"
+            + (f", or raise {total.origin}" if total.is_given and y < _most(settings.model) else "")
         )
     if y < 2:
         yield f"`max_total_tokens`({y}) must hold an input and an answer: set {total.origin} to 2 or more"
@@ -153,6 +155,12 @@ def _among_limits(settings: Settings) -> Iterator[str]:
             f"`max_batch_prefill_tokens` must be >= `max_input_tokens`. Given: {prefill.value} and {x}; raise "
             f"{prefill.origin} to {x}, or leave it out"
         )
+
+
+def _most(model: Model) -> float:
+    """Tokens of a request that the model's files allow."""
+    export = model.export and model.export.sequence_length
+    return min(export or math.inf, model.positions or math.inf)
 
 
 def _batch_total(settings: Settings, total: int) -> Iterator[str]:

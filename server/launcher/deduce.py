@@ -89,7 +89,7 @@ def _sizes(asked: Asked, model: Model) -> dict[str, Chosen]:
     length = _of_export(model.export, "sequence_length") or Chosen(total.value, TOTAL)
     if batch is None:
         batch = _quotient(asked, BATCH_TOTAL, total, f"{BATCH_TOTAL} / {TOTAL}") or Chosen(None, "the device's default")
-    longest = _given(asked, INPUT) or _given(asked, "max_input_length")
+    longest = _longest(asked)
     return {
         BATCH: batch,
         LENGTH: length,
@@ -122,9 +122,30 @@ def _total(asked: Asked, model: Model) -> Chosen:
     batch = _batch(asked, model.export)
     if batch is not None and (found := _quotient(asked, BATCH_TOTAL, batch, f"{BATCH_TOTAL} / {BATCH}")) is not None:
         return found
-    if model.positions is not None and model.positions <= LONGEST_BY_DEFAULT:
-        return Chosen(model.positions, "the model's config.json")
-    return Chosen(LONGEST_BY_DEFAULT, "default")
+    return _total_by_default(asked, model)
+
+
+def _total_by_default(asked: Asked, model: Model) -> Chosen:
+    """Where only the input is given and the default does not hold it: as much again for the answer, if there is room.
+
+    TGI's entrypoint goes the other way: of a total that is known, half is the input's.
+    """
+    room = [] if model.positions is None else [Chosen(model.positions, "the model's config.json")]
+    found = _least(*room, Chosen(LONGEST_BY_DEFAULT, "default"))
+    longest = _longest(asked)
+    if longest is None or _is_less(longest, found):
+        return found
+    if (batch_total := asked.get(BATCH_TOTAL)) is not None:
+        room.append(Chosen(batch_total.value, BATCH_TOTAL))
+    return _least(Chosen(2 * int(str(longest.value)), f"2 x {INPUT}"), *room)
+
+
+def _longest(asked: Asked) -> Chosen | None:
+    return _given(asked, INPUT) or _given(asked, "max_input_length")
+
+
+def _least(*choices: Chosen) -> Chosen:
+    return min(choices, key=lambda choice: int(str(choice.value)))
 
 
 def _quotient(asked: Asked, name: str, by: Chosen, origin: str) -> Chosen | None:

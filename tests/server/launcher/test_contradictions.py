@@ -36,12 +36,18 @@ CASES = {
     "an input above the total": Case(
         "--max-input-tokens 200 --max-total-tokens 100",
         "`max_input_tokens`(200) must be < `max_total_tokens`(100): an input of the whole total leaves no room for an "
-        "answer; set --max-input-tokens to 99 or less",
+        "answer; set --max-input-tokens to 99 or less, or raise --max-total-tokens",
+    ),
+    "an input above what the model holds": Case(
+        "",
+        "`max_input_tokens`(9000) must be < `max_total_tokens`(8192): an input of the whole total leaves no room for "
+        "an answer; set MAX_INPUT_LENGTH to 8191 or less",
+        {"MAX_INPUT_LENGTH": "9000"},
     ),
     "an input of the whole total": Case(
         "--max-total-tokens 2048",
         "`max_input_tokens`(2048) must be < `max_total_tokens`(2048): an input of the whole total leaves no room for "
-        "an answer; set MAX_INPUT_LENGTH to 2047 or less",
+        "an answer; set MAX_INPUT_LENGTH to 2047 or less, or raise --max-total-tokens",
         {"MAX_INPUT_LENGTH": "2048"},
     ),
     "an input of the export's whole length": Case(

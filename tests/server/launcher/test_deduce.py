@@ -61,6 +61,18 @@ def test_the_batch(flags: str, environ: dict[str, str], export: Export | None, e
         ("", {}, 1024, None, Chosen(1024, "the model's config.json")),
         ("", {}, 131072, None, Chosen(4096, "default")),
         ("", {}, None, None, Chosen(4096, "default")),
+        # An input that the default does not hold: as much again for the answer, as far as the model goes.
+        ("", {"MAX_INPUT_LENGTH": "6000"}, 131072, None, Chosen(12000, "2 x max_input_tokens")),
+        ("--max-input-tokens 4096", {}, None, None, Chosen(8192, "2 x max_input_tokens")),
+        ("--max-input-tokens 6000", {}, 8192, None, Chosen(8192, "the model's config.json")),
+        ("--max-input-tokens 4095", {}, 131072, None, Chosen(4096, "default")),
+        (
+            "--max-input-tokens 6000 --max-batch-total-tokens 8192",
+            {},
+            131072,
+            None,
+            Chosen(8192, "max_batch_total_tokens"),
+        ),
     ],
 )
 def test_the_total(
