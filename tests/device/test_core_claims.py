@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,18 +50,78 @@ def test_a_server_that_was_killed_has_given_its_cores_back(another: subprocess.P
     environment.prepare({"NEURON_RT_VISIBLE_CORES": "0-1"}, 2)
 
 
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_claims_are_open_to_the_servers_of_every_user(made_before: bool) -> None:
+    if made_before:
+        core_claims.FOLDER.mkdir(mode=0o755)
+    mask = os.umask(0o077)
+    try:
+        environment.prepare({"NEURON_RT_VISIBLE_CORES": "0"}, 1)
+    finally:
+        os.umask(mask)
+
+    assert mode_of(core_claims.FOLDER) == 0o1777
+    assert mode_of(core_claims.FOLDER / "0") == 0o666
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(core_claims.logger, "warning", lambda line, *values: lines.append(line % values))
+    return lines
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_place_of_a_claim_is_not_followed(
+    link: Callable[[Path, Path], None], tmp_path: Path, logged: list[str]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("a user's")
+    core_claims.FOLDER.mkdir()
+    link(precious, core_claims.FOLDER / "0")
+
+    environment.prepare({"NEURON_RT_VISIBLE_CORES": "0"}, 1)
+
+    assert precious.read_text() == "a user's"
+    [line] = logged
+    assert line.endswith(f"claims cannot be written ({core_claims.FOLDER / '0'} is a link or no file: remove it)")
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, logged: list[str]) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    core_claims.FOLDER.symlink_to(tmp_path / "elsewhere")
+
+    environment.prepare({"NEURON_RT_VISIBLE_CORES": "0"}, 1)
+
+    assert not list((tmp_path / "elsewhere").iterdir())
+    [line] = logged
+    assert line.endswith(f"claims cannot be written ({core_claims.FOLDER} is a link or no folder: remove it)")
+
+
+def test_what_another_user_wrote_into_a_claim_is_one_short_line(another: subprocess.Popen[str]) -> None:
+    (core_claims.FOLDER / "1").write_text("process 1\n\x1b[2J" + "x" * 10_000)
+
+    with pytest.raises(LoadError) as caught:
+        environment.prepare({"NEURON_RT_VISIBLE_CORES": "1"}, 1)
+
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
 def test_a_server_may_load_again() -> None:
     for _ in range(2):
         environment.prepare({"NEURON_RT_VISIBLE_CORES": "0-1"}, 2)
 
 
 def test_where_no_claim_can_be_written_the_runtime_decides_and_one_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(core_claims, "FOLDER", tmp_path / "file" / "cores")
-    logged: list[str] = []
-    monkeypatch.setattr(core_claims.logger, "warning", lambda line, *values: logged.append(line % values))
     environment.prepare({"NEURON_RT_VISIBLE_CORES": "0-1"}, 2)
 
     [line] = logged
