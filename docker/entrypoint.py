@@ -1,8 +1,9 @@
 """What every image runs: choose the user, then become the server. Standard library alone.
 
     entrypoint.py tgi        ARGUMENTS…   text-generation-launcher ARGUMENTS…
-    entrypoint.py sagemaker  ARGUMENTS…   text-generation-launcher serve ARGUMENTS…, on SageMaker's port; so does
-                                          `entrypoint.py tgi serve`, which is how that platform runs an image
+    entrypoint.py sagemaker  ARGUMENTS…   text-generation-launcher serve ARGUMENTS…, on SageMaker's port; so do
+                                          `entrypoint.py tgi serve` and `entrypoint.py vllm serve`, with no word after
+                                          it, which is how that platform runs an image
     entrypoint.py vllm       ARGUMENTS…   vllm serve ARGUMENTS…
 
 Containers start as root, because the documented `docker run` lines need what only root has on some hosts: a port below
@@ -26,6 +27,7 @@ PORT_FILE = Path("/tmp/neuronserve.port")
 """Where the health check finds the port."""
 
 SAGEMAKER_PORT = 8080
+SAGEMAKER_PREFIX = "SM_ON_"
 DATA_VARIABLES = ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "NEURONSERVE_ARTIFACTS")
 """Directories that the server writes to."""
 
@@ -37,21 +39,23 @@ class Role:
     command: tuple[str, ...]
     port_flags: tuple[str, ...]
     port: int
-    port_variable: str | None = None
+    port_variables: tuple[str, ...] = ()  # the first that is set
 
 
+LAUNCHER = "text-generation-launcher"
 ROLES = {
-    "tgi": Role(("text-generation-launcher",), ("--port", "-p"), 3000, "PORT"),
-    "sagemaker": Role(
-        ("text-generation-launcher", "serve"), ("--port", "-p"), SAGEMAKER_PORT, "SAGEMAKER_BIND_TO_PORT"
-    ),
+    "tgi": Role((LAUNCHER,), ("--port", "-p"), 3000, ("SAGEMAKER_BIND_TO_PORT", "PORT", "SM_ON_PORT")),
+    "sagemaker": Role((LAUNCHER, "serve"), ("--port", "-p"), SAGEMAKER_PORT, ("SAGEMAKER_BIND_TO_PORT", "SM_ON_PORT")),
     "vllm": Role(("vllm", "serve"), ("--port",), 8000),
 }
 
 
 def role_of(words: Sequence[str]) -> str:
-    """SageMaker runs whichever image it is given with the word `serve`, and asks at its own port."""
-    return "sagemaker" if list(words[:2]) == ["tgi", "serve"] else words[0]
+    """SageMaker runs whichever image it is given with the word `serve`, and asks at its own port.
+
+    `vllm serve MODEL` is a command, `vllm serve` is not: of the server's image the word alone is SageMaker's too.
+    """
+    return "sagemaker" if list(words[:2]) == ["tgi", "serve"] or list(words) == ["vllm", "serve"] else words[0]
 
 
 def command_line(role: str, arguments: Sequence[str]) -> list[str]:
@@ -65,14 +69,22 @@ def command_line(role: str, arguments: Sequence[str]) -> list[str]:
 
 
 def listening_port(role: str, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The last --port of the command, else the role's variable, else the role's own."""
-    flags, variable = ROLES[role].port_flags, ROLES[role].port_variable
-    found = environ.get(variable, "") if variable else ""
-    for word, value in zip(command, [*command[1:], ""], strict=True):
-        name, equals, rest = word.partition("=")
-        if name in flags:
-            found = rest if equals else value
+    """As the server reads it: the last --port of the command, else a variable of the role, else the role's own."""
+    flags, variables = ROLES[role].port_flags, ROLES[role].port_variables
+    found = next((environ[name].strip() for name in variables if environ.get(name, "").strip()), "")
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        value = flag_value(word, following, flags)
+        found = found if value is None else value
     return int(found) if found.isdigit() else ROLES[role].port
+
+
+def flag_value(word: str, following: str, flags: Sequence[str]) -> str | None:
+    """Of `--port 80`, `--port=80`, `-p 80`, `-p80`; None: the word is none of the flags."""
+    name, equals, rest = word.partition("=")
+    if name in flags:
+        return rest if equals else following
+    short = [flag for flag in flags if not flag.startswith("--") and word.startswith(flag)]
+    return word.removeprefix(short[0]) if short else None
 
 
 def data_directories(environ: Mapping[str, str]) -> list[Path]:
@@ -166,10 +178,22 @@ def say(line: str) -> None:
     print(f"entrypoint: {line}", file=sys.stderr, flush=True)
 
 
+def remarks(given: str, role: str, environ: Mapping[str, str]) -> list[str]:
+    """What is not obvious of the role, for the image of that name."""
+    if given == "vllm" and role == "sagemaker":
+        return [f"`serve` alone is SageMaker's: {LAUNCHER} serves, and reads its variables"]
+    unread = sorted(name for name in environ if name.startswith(SAGEMAKER_PREFIX))
+    if role == "vllm" and unread:
+        return [f"{', '.join(unread)}: no effect on `vllm serve`; give its flags, or the word `serve` alone"]
+    return []
+
+
 def main(words: Sequence[str]) -> None:
     if not words or words[0] not in ROLES:
         raise SystemExit(f"entrypoint: the first argument is one of {', '.join(ROLES)}; given: {' '.join(words[:1])!r}")
     role = role_of(words)
+    for line in remarks(words[0], role, os.environ):
+        say(line)
     command = command_line(role, words[1:])
     port = listening_port(role, command, os.environ)
     note_port(port)

@@ -8,9 +8,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from neuronserve.server.launcher import sagemaker
+from neuronserve.server.launcher.command import Device, command
+from neuronserve.server.launcher.main import settle
+from neuronserve.server.launcher.model import Model
+from neuronserve.server.launcher.reading import read
 
 from .conftest import ROOT
 
@@ -44,6 +51,9 @@ def test_command_line(role: str, arguments: Sequence[str], becomes: list[str]) -
         (["tgi"], "tgi"),
         (["sagemaker", "serve"], "sagemaker"),
         (["vllm", "serve", "m"], "vllm"),
+        (["vllm", "serve", "--port", "8000"], "vllm"),
+        (["vllm", "m"], "vllm"),
+        (["vllm", "serve"], "sagemaker"),
     ],
 )
 def test_the_role(words: Sequence[str], role: str) -> None:
@@ -75,6 +85,43 @@ def test_listening_port(role: str, arguments: Sequence[str], environ: dict[str, 
     command = entrypoint.command_line(role, arguments)
 
     assert entrypoint.listening_port(role, command, environ) == port
+
+
+PORTS: list[tuple[list[str], dict[str, str]]] = [
+    ([], {}),
+    ([], {"PORT": "80"}),
+    (["-p8080"], {"PORT": "80"}),
+    (["-p=8080"], {}),
+    (["-p", "8080", "--port", "9000"], {}),
+    (["--port=8080", "-p9000"], {}),
+    (["--prometheus-port", "9000"], {}),
+    (["--", "--port", "9000"], {"PORT": "80"}),
+    ([], {"SM_ON_PORT": "9000"}),
+    ([], {"SM_ON_PORT": "9000", "PORT": "80"}),
+    ([], {"SAGEMAKER_BIND_TO_PORT": "9001", "PORT": "80"}),
+    ([], {"SAGEMAKER_BIND_TO_PORT": " ", "PORT": " 80 "}),
+    (["serve"], {}),
+    (["serve"], {"PORT": "80"}),
+    (["serve"], {"SM_ON_PORT": "9000", "PORT": "80"}),
+    (["serve"], {"SM_ON_PORT": "9000", "SAGEMAKER_BIND_TO_PORT": "9001"}),
+    (["serve", "-p8081"], {"SAGEMAKER_BIND_TO_PORT": "9001"}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "environ"), PORTS, ids=str)
+def test_the_health_check_asks_where_the_launcher_s_server_listens(
+    arguments: list[str], environ: dict[str, str]
+) -> None:
+    role = entrypoint.role_of(["tgi", *arguments])
+    typed = entrypoint.command_line(role, arguments)
+
+    words, is_sagemaker = sagemaker.without_serve(typed[1:])
+    asked = read(words, sagemaker.environment(environ) if is_sagemaker else environ)
+    settings = settle(asked, is_sagemaker, Model("m", positions=64))
+    server = command(settings, Device(8, 64, "cpu"), environ, asked.server_arguments).argv
+    ports = [value for name, value in pairwise(server) if name == "--port"]
+
+    assert str(entrypoint.listening_port(role, typed, environ)) == ports[-1]
 
 
 def nobody() -> pwd.struct_passwd:
@@ -176,6 +223,25 @@ def test_the_port_is_left_for_the_health_check(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(entrypoint, "PORT_FILE", tmp_path / "port")
     entrypoint.note_port(80)
     assert (tmp_path / "port").read_text() == "80\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["vllm", "serve"], "`serve` alone is SageMaker's: text-generation-launcher serves, and reads its variables"),
+        (
+            ["vllm", "serve", "m"],
+            "SM_ON_BATCH_SIZE, SM_ON_MODEL: no effect on `vllm serve`; give its flags, or the word `serve` alone",
+        ),
+        (["tgi", "serve"], None),
+        (["sagemaker"], None),
+        (["tgi"], None),
+    ],
+)
+def test_what_the_vllm_image_makes_of_sagemaker_is_said(words: Sequence[str], line: str | None) -> None:
+    environ = {"SM_ON_MODEL": "m", "SM_ON_BATCH_SIZE": "4", "PATH": "/bin"}
+
+    assert entrypoint.remarks(words[0], entrypoint.role_of(words), environ) == ([line] if line else [])
 
 
 def test_an_unknown_role_is_refused_by_name() -> None:
