@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from neuronserve.neuron_worker.errors import ConfigError
 
+from .elsewhere import INSTANCES
 from .hub import push
 from .write import ExportRequest, Say, export
 
@@ -30,7 +31,6 @@ WITHOUT_EFFECT = {
     "-O1": 0,
     "-O2": 0,
     "-O3": 0,
-    "--instance-type": 1,
     "--auto-cast": 1,
     "--compiler-workdir": 1,
     "--atol": 1,
@@ -70,6 +70,7 @@ def parse(arguments: Sequence[str]) -> tuple[ExportRequest, str | None, bool, li
         revision=options.revision,
         cache_dir=options.cache_dir,
         overwrite=options.overwrite,
+        instance_type=options.instance_type,
     )
     return request, options.push_to_hub, options.private, options.ignored
 
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quantize-head", action="store_true", help="The language-model head in int8 too.")
     add("--revision", help="Of a hub id.")
     add("--cache-dir", help="Where hub files are kept.")
+    add("--instance-type", choices=INSTANCES, help="The chip it is for, on a machine without one.")
     add("--overwrite", action="store_true", help="Replace an export that is there.")
     add("--push-to-hub", metavar="REPO", help="Upload the directory afterwards.")
     add("--private", action="store_true", help="Of a repository that the upload creates.")

@@ -26,6 +26,8 @@ from neuronserve.neuron_worker.exporting import package_version, write_manifest,
 from neuronserve.neuron_worker.model_files import UNWANTED, WANTED, config_directory, local_directory
 from neuronserve.neuron_worker.resolve import resolve
 
+from . import elsewhere
+
 LONGEST_BY_DEFAULT = 4096
 _COPIED = (*WANTED, "LICENSE*", "NOTICE*")
 _SNAPSHOT = re.compile(r"snapshots/([0-9a-f]{40})/?$")
@@ -48,6 +50,7 @@ class ExportRequest:
     revision: str | None = None
     cache_dir: str | None = None
     overwrite: bool = False
+    instance_type: str | None = None
 
 
 def export(request: ExportRequest, environ: Mapping[str, str], say: Say) -> ExportSettings:
@@ -106,6 +109,11 @@ def _config(request: ExportRequest, source: str, environ: Mapping[str, str], say
     options: dict[str, object] = {"quantization": request.quantization or "none"}
     if request.quantize_head:
         options["quantize_head"] = True
+    chip = elsewhere.options_of(request.instance_type, environ)
+    if chip:
+        say(elsewhere.NOTE.format(chip["backend"]))
+    elif request.instance_type is not None:
+        say("note: without effect here: --instance-type")
     resolution = resolve(
         ServeRequest(
             model_dir=source,
@@ -113,7 +121,7 @@ def _config(request: ExportRequest, source: str, environ: Mapping[str, str], say
             max_num_seqs=request.batch_size,
             tensor_parallel_size=request.num_cores,
             dtype=request.auto_cast_type or "auto",
-            options=options,
+            options=options | chip,
         ),
         environ,
     )

@@ -68,9 +68,56 @@ NEWER = (
 @pytest.mark.parametrize("line", [OURS, OPTIMUMS, NEWER])
 def test_spellings(line: str) -> None:
     request, repository, _, ignored = command.parse(line.split())
-    assert request == ExportRequest("HuggingFaceH4/zephyr-7b-beta", Path("out"), 4, 2048, 2, "bf16")
+    chip = "inf2" if line == NEWER else None
+    assert request == ExportRequest("HuggingFaceH4/zephyr-7b-beta", Path("out"), 4, 2048, 2, "bf16", instance_type=chip)
     assert repository is None
-    assert ignored == (["--instance-type", "-O1"] if line == NEWER else [])
+    assert ignored == (["-O1"] if line == NEWER else [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "backend"),
+    [
+        ([], {}, "transformers-neuronx"),
+        (["--instance-type", "inf2"], {}, "transformers-neuronx"),
+        (["--instance-type", "trn2"], {}, "torch-neuronx"),
+        (["--instance-type", "inf2"], {"VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference"}, "torch-neuronx"),
+        (["--instance-type", "inf2"], {"NEURONSERVE_BACKEND": "torch-neuronx"}, "torch-neuronx"),
+    ],
+)
+def test_the_chip_s_image_exports_on_a_machine_without_one(
+    checkpoint: str, tmp_path: Path, flags: list[str], environ: dict[str, str], backend: str
+) -> None:
+    out = tmp_path / "out"
+    said: list[str] = []
+
+    shell = {"NEURONSERVE_REQUIRE_CHIP": "1", **environ}
+    command.main([checkpoint, str(out), "--batch-size", "4", "--sequence-length", "64", *flags], shell, said.append)
+
+    assert (
+        f"note: no Neuron device on this machine: nothing is compiled; the export is for the {backend} device, which "
+        "compiles at its first start on a chip or finds its graphs in the cache"
+    ) in said
+    assert json.loads((out / "neuronserve.json").read_text())["backend"] == backend
+    settings = read_settings(out)
+    assert settings is not None
+    assert (settings.batch_size, settings.sequence_length) == (4, 64)
+
+
+def test_the_processor_by_name_is_no_chip(checkpoint: str, tmp_path: Path) -> None:
+    shell = {"NEURONSERVE_REQUIRE_CHIP": "1", "NEURONSERVE_BACKEND": "cpu"}
+    with pytest.raises(ConfigError, match="backend=cpu: that is no chip, and require_chip is set"):
+        command.main([checkpoint, str(tmp_path / "out"), "--sequence-length", "32"], shell, lambda _: None)
+
+
+def test_the_chip_it_is_for_decides_nothing_elsewhere(checkpoint: str, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    command.main(
+        [checkpoint, str(tmp_path / "out"), "--sequence-length", "32", "--instance-type", "inf2"], {}, said.append
+    )
+
+    assert "note: without effect here: --instance-type" in said
+    assert json.loads((tmp_path / "out" / "neuronserve.json").read_text())["backend"] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +128,7 @@ def test_spellings(line: str) -> None:
         ("model out --batch-size 0", "--batch-size: '0' is not a whole number of at least 1"),
         ("model out --auto-cast-type tf32", "invalid choice: 'tf32'"),
         ("model out --task feature-extraction", "invalid choice: 'feature-extraction'"),
+        ("model out --instance-type p5", "invalid choice: 'p5'"),
         ("model out --frobnicate", "unrecognized arguments: --frobnicate"),
     ],
 )
