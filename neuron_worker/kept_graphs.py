@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -153,4 +154,14 @@ def kept_graphs(
 
 
 def graph_places(config: NeuronConfig, environ: Mapping[str, str]) -> Places:
-    return places(environ, config.artifacts, config.cache_url)
+    """Without the shared place where nothing here reads it and only a variable of the classic tools names it."""
+    where = places(environ, config.artifacts, config.cache_url)
+    if where.remote is None or where.is_asked_for or not config.capabilities.saves_graphs:
+        return where
+    from neuronserve.server.cache.store import check_url  # loads the file systems
+
+    try:
+        check_url(where.remote_from, where.remote)
+    except ConfigError as error:
+        return replace(where, remote=None, note=f"{error}; compiled graphs are kept in {where.local} alone")
+    return where

@@ -462,7 +462,7 @@ def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
     if config.require_cached and where.local is None:
         why = where.note or "there is no cache to look in"
         raise ConfigError(f"require_cached: {why}; name one with artifacts or cache_url, or leave require_cached out")
-    if where.remote is not None:
+    if where.remote is not None and where.is_asked_for:  # others cost the start a line
         from neuronserve.server.cache.store import check_url  # loads the file systems
 
         check_url(where.remote_from, where.remote)

@@ -1,9 +1,9 @@
 """`make lock`: the exact version of every distribution the product needs, read from the environment it was tested in.
 
 In: pyproject.toml's requirements and the distributions installed beside the running interpreter. Out: requirements.lock
-in sections (build, serve, test, gpu), for every supported Python and architecture at once: each environment's closure
-is walked with its own markers, and a line that not all of them need carries a marker. torch and vLLM themselves are
-left out: `scripts/set_up.py` installs them in its own way, at pyproject.toml's versions.
+in sections (build, serve, s3, test, gpu), for every supported Python and architecture at once: each environment's
+closure is walked with its own markers, and a line that not all of them need carries a marker. torch and vLLM
+themselves are left out: `scripts/set_up.py` installs them in its own way, at pyproject.toml's versions.
 
     python scripts/lock.py [--check]
 """
@@ -131,9 +131,15 @@ def newest_version(name: str) -> str:
     return str(report["install"][0]["metadata"]["version"])
 
 
-def section(title: str, wanted: Needs, elsewhere: set[str]) -> list[str]:
+def without(wanted: Needs, *others: Needs) -> Needs:
+    """What the others leave out, where they do."""
+    left = {name: where.difference(*(other.get(name, ()) for other in others)) for name, where in wanted.items()}
+    return {name: where for name, where in left.items() if where}
+
+
+def section(title: str, wanted: Needs) -> list[str]:
     lines = ["", f"# --- {title}"]
-    for name in sorted(wanted.keys() - elsewhere):
+    for name in sorted(wanted):
         condition = marker(wanted[name])
         lines.append(f"{name}=={version_of(name)}" + (f" ; {condition}" if condition else ""))
     return lines
@@ -144,12 +150,15 @@ def lock() -> str:
     extras = project["optional-dependencies"]
     build = needs(BUILD)
     serve = needs([*project["dependencies"], *extras["serve"]])
+    s3 = needs(extras["s3"])
     test = needs(extras["test"])
-    lines = section("build", build, set())
+    gpu = {name: serve[name] for name in GPU}
+    lines = section("build", build)
     # Complete in itself, for `make wheelhouse`: some build tools are needed at run time too and stand in both.
-    lines += section("serve", serve, set(GPU))
-    lines += section("test", test, set(serve))
-    lines += section("gpu", {name: serve[name] for name in GPU}, set())
+    lines += section("serve", without(serve, gpu))
+    lines += section("s3", without(s3, serve))
+    lines += section("test", without(test, serve, s3))
+    lines += section("gpu", gpu)
     return HEADER + "\n".join(lines) + "\n"
 
 

@@ -266,7 +266,7 @@ def install_torch(environment: Environment) -> None:
 
 
 def requirement_sections(environment: Environment) -> tuple[str, ...]:
-    return ("serve",) if environment.product else ("serve", "test")
+    return ("serve", "s3") if environment.product else ("serve", "s3", "test")
 
 
 def install_requirements(environment: Environment) -> None:

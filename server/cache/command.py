@@ -107,6 +107,8 @@ def _lookup(options: argparse.Namespace, key_of: KeyOf) -> int:
     key, where = key_of(options)
     if where.local is None:
         raise ConfigError(where.note or "there is no cache to look in: give --artifacts DIRECTORY or --cache-url URL")
+    if where.note:
+        print(where.note)
     # As a start would do it, verification and all; what comes from a URL is in the mirror afterwards.
     with tempfile.TemporaryDirectory(prefix="neuronserve-lookup-") as scratch:
         brought = Cache(where).bring(key, Path(scratch) / "files")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from neuronserve.neuron_worker.errors import ConfigError
 
+OPTION = "cache_url"
 FLAGS_KEY = "NEURON_CC_FLAGS"
 COMPILE_CACHE_KEY = "NEURON_COMPILE_CACHE_URL"
 REPO_KEY = "CUSTOM_CACHE_REPO"
@@ -35,6 +36,11 @@ class Places:
     note: str = ""
 
     @property
+    def is_asked_for(self) -> bool:
+        """The shared one, of this server; the classic tools' variables may be there for others."""
+        return self.remote_from == OPTION
+
+    @property
     def writes_remote(self) -> bool:
         """A hub repository gets commits from `cache push` alone, and never because a server started."""
         return self.remote is not None and not self.remote.startswith("hf://")
@@ -50,16 +56,16 @@ def places(environ: Mapping[str, str], artifacts: str | None = None, cache_url: 
         given = [name for name, value in (("artifacts", artifacts), ("cache_url", cache_url)) if value]
         beside = f", {' and '.join(given)} notwithstanding" if given else ""
         return Places(None, note=f"{FLAGS_KEY}={no_cache}: compiled graphs are neither looked up nor kept{beside}")
-    compile_cache = _compile_cache(environ)
-    remote, remote_from = _remote(environ, cache_url, compile_cache)
-    return Places(_local(environ, artifacts, compile_cache, has_remote=remote is not None), remote, remote_from)
+    remote, remote_from = _remote(environ, cache_url)
+    return Places(_local(environ, artifacts, has_remote=remote is not None), remote, remote_from)
 
 
-def _local(environ: Mapping[str, str], artifacts: str | None, compile_cache: str, *, has_remote: bool) -> Path | None:
+def _local(environ: Mapping[str, str], artifacts: str | None, *, has_remote: bool) -> Path | None:
     if artifacts:
         return _directory("artifacts", artifacts)
+    compile_cache, said_by = _compile_cache(environ)
     if compile_cache and not is_remote(compile_cache):
-        return _directory(COMPILE_CACHE_KEY, compile_cache) / FOLDER
+        return _directory(said_by, compile_cache) / FOLDER
     for key in HUB_CACHE_KEYS:
         if environ.get(key, "").strip():
             return Path(environ[key].strip()).expanduser() / FOLDER
@@ -75,13 +81,14 @@ def _directory(key: str, text: str) -> Path:
     return Path(text.removeprefix("file://")).expanduser()
 
 
-def _remote(environ: Mapping[str, str], cache_url: str | None, compile_cache: str) -> tuple[str | None, str]:
+def _remote(environ: Mapping[str, str], cache_url: str | None) -> tuple[str | None, str]:
     if cache_url:
-        return cache_url.rstrip("/"), "cache_url"
+        return cache_url.rstrip("/"), OPTION
     url, said_by = hub_place(environ)
-    if url is None and is_remote(compile_cache):
-        return f"{compile_cache.rstrip('/')}/{FOLDER}", COMPILE_CACHE_KEY
-    return url, said_by
+    if url is not None:
+        return url, said_by
+    compile_cache, said_by = _compile_cache(environ)
+    return (f"{compile_cache.rstrip('/')}/{FOLDER}", said_by) if is_remote(compile_cache) else (None, "")
 
 
 def hub_place(environ: Mapping[str, str], repo: str | None = None) -> tuple[str | None, str]:
@@ -115,14 +122,14 @@ def _chosen_repo(environ: Mapping[str, str]) -> str:
     return found if _is_repo(found) else ""
 
 
-def _compile_cache(environ: Mapping[str, str]) -> str:
-    """The compiler's own cache, where the user says one: its flag, then its variable."""
+def _compile_cache(environ: Mapping[str, str]) -> tuple[str, str]:
+    """(the compiler's own cache, where the user says one, what says so): its flag, then its variable."""
     flags = _flags(environ)
     for place, flag in enumerate(flags):
         name, equals, value = flag.partition("=")
         if name in ("--cache_dir", "--cache-dir"):
-            return value if equals else next(iter(flags[place + 1 :]), "")
-    return environ.get(COMPILE_CACHE_KEY, "").strip()
+            return value if equals else next(iter(flags[place + 1 :]), ""), f"{FLAGS_KEY}: {name}"
+    return environ.get(COMPILE_CACHE_KEY, "").strip(), COMPILE_CACHE_KEY
 
 
 def _flags(environ: Mapping[str, str]) -> list[str]:
@@ -138,6 +145,6 @@ def is_remote(text: str) -> bool:
 
 def local_or_default(environ: Mapping[str, str] = os.environ, artifacts: str | None = None) -> Path:
     """For a command that needs a directory whatever the server would do."""
-    found = _local(environ, artifacts, _compile_cache(environ), has_remote=True)
+    found = _local(environ, artifacts, has_remote=True)
     assert found is not None
     return found

@@ -101,4 +101,5 @@ def test_the_install_steps_in_a_clean_directory(tmp_path: Path) -> None:
     assert helped.returncode == 0, helped.stderr
     assert "--max-batch-prefill-tokens" in helped.stdout
     assert "pytest" not in listed
+    assert "s3fs" in listed
     assert list(engine.glob("lib/python3*/site-packages/neuronserve/neuron_worker/device/cpu/*.so"))

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from neuronserve.neuron_worker import legacy_args
+from neuronserve.neuron_worker import kept_graphs, legacy_args
 from neuronserve.neuron_worker import resolve as resolving
 from neuronserve.neuron_worker.artifact_key import artifact_key
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Interpreter, Machine
 from neuronserve.server.cache.places import Places
+from tests.tools import s3
 
 from .engine import Engine, greedy
 from .tiny_model import VOCAB_SIZE, tiny_model
@@ -74,6 +75,43 @@ def test_another_machine_finds_them_at_the_url(start: Callable[..., list[str]], 
     assert start(artifacts=str(tmp_path / "one"), cache_url=url) == COMPILED
     assert start(artifacts=str(tmp_path / "two"), cache_url=url) == LOADED
     assert start(artifacts=str(tmp_path / "two")) == LOADED  # without the network
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said_by"),
+    [
+        ("NEURON_COMPILE_CACHE_URL", "s3://bucket/cache", "NEURON_COMPILE_CACHE_URL"),
+        ("NEURON_CC_FLAGS", "--cache_dir=s3://bucket/cache", "NEURON_CC_FLAGS: --cache_dir"),
+    ],
+)
+def test_a_url_of_the_classic_tools_that_nothing_here_reads_costs_one_line(
+    start: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    said_by: str,
+) -> None:
+    s3.without_s3fs(monkeypatch)
+    lines: list[str] = []
+    monkeypatch.setattr(kept_graphs.logger, "info", lambda text, *values: lines.append(text % values))
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "data"))
+    for work in (COMPILED, LOADED):
+        lines.clear()
+        assert start() == work
+        [line] = [line for line in lines if "s3://" in line]
+        assert line.startswith(f"{said_by}='s3://bucket/cache/neuronserve': a package that reads such URLs is missing")
+        assert line.endswith(f"compiled graphs are kept in {tmp_path}/data/neuronserve alone")
+
+
+def test_a_start_and_a_bucket(start: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3.served(monkeypatch) as bucket:
+        monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", f"s3://{bucket.name}")
+        assert start(artifacts=str(tmp_path / "one")) == COMPILED
+        assert start(artifacts=str(tmp_path / "two"), require_cached=True) == LOADED
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody answers there
+        assert start(artifacts=str(tmp_path / "two")) == LOADED
 
 
 def test_damage_is_set_aside_and_compiled_anew(start: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -198,6 +236,7 @@ def test_what_a_start_could_only_fail_on_is_refused_before_it(
     tiny: str, options: dict[str, object], environ: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
+    s3.without_s3fs(monkeypatch)
     with pytest.raises(ConfigError, match=message):
         resolved(tiny, environ, **ON_CHIP, **options)
 

@@ -31,3 +31,10 @@ def test_a_marker_says_where_a_line_is_needed(where: set[lock.Environment], expe
 def test_where_no_simple_marker_fits_it_is_an_error() -> None:
     with pytest.raises(SystemExit, match="no simple marker"):
         lock.marker({("3.11", "x86_64"), ("3.12", "aarch64")})
+
+
+def test_what_another_section_brings_is_left_out_where_it_brings_it() -> None:
+    serve = {"six": {("3.12", "x86_64"), ("3.13", "x86_64")}, "numpy": ALL}
+    s3 = {"six": {("3.11", "x86_64"), ("3.12", "x86_64")}, "numpy": ALL, "s3fs": ALL}
+
+    assert lock.without(s3, serve) == {"six": {("3.11", "x86_64")}, "s3fs": ALL}

@@ -113,6 +113,14 @@ def test_only_what_is_left_out_on_purpose_may_be_missing() -> None:
         set_up.check_requirements(Checked("torch 2.13.0 requires sympy, which is not installed."))
 
 
+def test_an_image_can_read_caches_at_s3_and_has_nothing_that_tests_alone_need(tmp_path: Path) -> None:
+    wanted = set_up.locked(*set_up.requirement_sections(Environment(tmp_path, product=True)))
+    names = {line.partition("==")[0] for line in wanted}
+
+    assert {"s3fs", "aiobotocore", "botocore", "fsspec"} <= names
+    assert not {"pytest", "mypy"} & names
+
+
 # --- which steps run --------------------------------------------------------------------------------------------
 
 

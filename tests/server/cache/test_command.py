@@ -21,6 +21,7 @@ from neuronserve.server.cache.manifest import describe
 from neuronserve.server.cache.store import Store
 from neuronserve.server.cli import main
 from tests.neuron_worker.tiny_model import tiny_model
+from tests.tools import s3
 
 from .samples import ABOUT, FILES, key, read_files, write_files
 
@@ -165,7 +166,8 @@ def test_a_name_that_nothing_has(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["list", "prune", "push", "pull"])
-def test_urls_that_nothing_reads_are_one_line(run: Run, verb: str) -> None:
+def test_urls_that_nothing_reads_are_one_line(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.without_s3fs(monkeypatch)
     status, text = run(verb, "s3://bucket/folder")
     assert status == 1
     assert text.startswith("error: cache URL='s3://bucket/folder': ")
@@ -198,6 +200,17 @@ def test_a_lookup_says_what_differs_and_then_finds(run: Run, tmp_path: Path, mon
     status, text = run("lookup", model, *SERVED)
     assert status == 0
     assert f"compiled graphs {asked.name} from {tmp_path}/mirror: 3 files" in text
+
+
+def test_a_lookup_without_s3fs_says_so_and_looks_into_the_mirror(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.without_s3fs(monkeypatch)
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "s3://bucket/cache")
+    status, text = run("lookup", tiny_model(tmp_path / "model"), *SERVED)
+    assert (status, text.count("s3://")) == (1, 1)
+    assert "pip install 'neuronserve[s3]'" in text
+    assert f"{tmp_path}/mirror holds no entry" in text
 
 
 def test_a_device_without_graphs_has_nothing_to_look_up(run: Run, tmp_path: Path) -> None:

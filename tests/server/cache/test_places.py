@@ -62,6 +62,22 @@ def test_the_repository_that_optimum_was_told(tmp_path: Path) -> None:
     assert (found.remote, found.remote_from) == ("hf://org/mine/neuronserve", "optimum_neuron_custom_cache")
 
 
+@pytest.mark.parametrize(
+    ("environ", "cache_url", "said_by"),
+    [
+        ({"NEURON_CC_FLAGS": "-O1 --cache_dir=s3://b", "NEURON_COMPILE_CACHE_URL": "s3://c"}, None, "--cache_dir"),
+        ({"NEURON_CC_FLAGS": "--cache-dir s3://b"}, None, "--cache-dir"),
+        ({"NEURON_COMPILE_CACHE_URL": "s3://b"}, None, "NEURON_COMPILE_CACHE_URL"),
+        ({"CUSTOM_CACHE_REPO": "o/c", "NEURON_COMPILE_CACHE_URL": "s3://b"}, None, "CUSTOM_CACHE_REPO"),
+        ({"NEURON_COMPILE_CACHE_URL": "s3://b"}, "s3://b/c", "cache_url"),
+    ],
+)
+def test_a_shared_place_is_known_by_what_named_it(environ: dict[str, str], cache_url: str | None, said_by: str) -> None:
+    found = places({**HOME, **environ}, None, cache_url)
+    assert found.remote_from == (f"NEURON_CC_FLAGS: {said_by}" if said_by.startswith("--") else said_by)
+    assert found.is_asked_for == (cache_url is not None)
+
+
 def test_no_cache_is_said() -> None:
     found = places({"NEURON_CC_FLAGS": "--no-cache"}, "/kept")
     assert found.note.startswith("NEURON_CC_FLAGS=--no-cache: compiled graphs are neither looked up nor kept")

@@ -15,6 +15,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.server.cache.errors import CacheUnavailable
 from neuronserve.server.cache.manifest import Damaged, FileRecord, describe
 from neuronserve.server.cache.store import Store, check_url
+from tests.tools.s3 import without_s3fs
 
 from .samples import ABOUT, FILES, key, read_files, write_files
 
@@ -187,12 +188,15 @@ def test_a_writer_that_fails_leaves_no_entry(graphs: Path, tmp_path: Path) -> No
         ("s3://bucket/folder", r"pip install 'neuronserve\[s3\]' brings s3fs"),
     ],
 )
-def test_urls_that_nothing_here_reads(url: str, message: str) -> None:
+def test_urls_that_nothing_here_reads(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_s3fs(monkeypatch)
     with pytest.raises(ConfigError, match=f"cache_url='{url}': .*{message}"):
         check_url("cache_url", url)
 
 
-@pytest.mark.parametrize("url", ["/a/directory", "file:///a", "memory://a", "hf://owner/name/neuronserve"])
+@pytest.mark.parametrize(
+    "url", ["/a/directory", "file:///a", "memory://a", "s3://bucket/folder", "hf://owner/name/neuronserve"]
+)
 def test_urls_that_are_read(url: str) -> None:
     check_url("cache_url", url)
 
