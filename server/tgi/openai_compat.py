@@ -87,7 +87,7 @@ def rewrite(asked: Json, rules: Rules) -> Json:
         _rewrite_response_format(result, rules.limits)
         openai_tools.rewrite_choice(result)
     if not rules.limits.grammar_support:
-        _check_support(asked)
+        check_support(asked)
     if isinstance(asked.get("logit_bias"), list):
         del result["logit_bias"]  # TGI takes a list, and does nothing with it; OpenAI's is an object
     if rules.as_launcher:
@@ -107,10 +107,11 @@ def _without_nulls(message: Any) -> Any:
     return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
-def _check_support(asked: Json) -> None:
-    """Where grammars are turned off, whatever would be held to one is refused, in OpenAI's and vLLM's spellings too."""
-    wanted = asked.get("response_format")
-    is_form = isinstance(wanted, dict) and wanted.get("type", "text") != "text"
+def check_support(asked: Json) -> None:
+    """Where grammars are turned off, whatever would be held to one is refused, in everybody's spellings."""
+    forms = [asked.get("response_format")]
+    forms += [outer.get("format") for name in ("text", "output_config") if isinstance(outer := asked.get(name), dict)]
+    is_form = any(isinstance(form, dict) and form.get("type", "text") != "text" for form in forms)
     if is_form or asked.get("structured_outputs") is not None or openai_tools.are_wanted(asked):
         raise TgiValidationError("grammar is not supported")
 
@@ -173,7 +174,7 @@ class OpenAiCompat:
         self._rules_of = rules_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or _path(scope) not in PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or path_of(scope) not in PATHS:
             return await self._app(scope, receive, send)
         rules, limit = self._rules_of(scope["app"])
         with ExitStack() as held:
@@ -187,7 +188,7 @@ class OpenAiCompat:
                     held.enter_context(rules.admission.admit(num_answers(asked)))
             except (TgiError, TransportError) as error:
                 return await errors.response(error)(scope, receive, send)
-            return await self._app(_resized(scope, len(changed)), replayed(changed, receive), send)
+            return await self._app(resized(scope, len(changed)), replayed(changed, receive), send)
 
 
 @contextmanager
@@ -219,11 +220,11 @@ def _changed(raw: bytes, asked: Json, rules: Rules) -> bytes:
     return raw if result == asked else json.dumps(result).encode()
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
-def _resized(scope: Scope, size: int) -> Scope:
+def resized(scope: Scope, size: int) -> Scope:
     headers = [
         (name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")
     ]

@@ -74,7 +74,7 @@ def _noting(render: Render) -> Render:
 
 def prompts_of(rendered: Any) -> Sequence[Any]:
     """A completion's, or a chat's, which stand behind its conversation; a refusal of vLLM's has none."""
-    found = rendered[1] if isinstance(rendered, tuple) else rendered
+    found = rendered[-1] if isinstance(rendered, tuple) else rendered
     return found if isinstance(found, Sequence) else ()
 
 

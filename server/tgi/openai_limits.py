@@ -29,15 +29,13 @@ UNSAID = ANY_LENGTH
 def hold(state: State, limits: Limits) -> None:
     """From now on, by the handlers in `state`."""
     chat, completion = state.openai_serving_chat, state.openai_serving_completion
-    chat.render_chat_request = _within_limits(chat, chat.render_chat_request, limits)
-    completion.render_completion_request = _within_limits(completion, completion.render_completion_request, limits)
+    chat.render_chat_request = within(chat, chat.render_chat_request, limits)
+    completion.render_completion_request = within(completion, completion.render_completion_request, limits)
 
 
-def _within_limits(serving: Any, render: Render, limits: Limits) -> Render:
-    """Configurations are copied, because vLLM's other routes have the originals."""
-    serving.online_renderer = copy.copy(serving.online_renderer)
-    serving.online_renderer.model_config = _with_length(serving.model_config, ANY_LENGTH)
-    serving.model_config = _with_length(serving.model_config, limits.max_total_tokens)
+def within(serving: Any, render: Render, limits: Limits) -> Render:
+    """`render`, and after it TGI's refusals."""
+    lift(serving, limits)
 
     async def render_within_limits(request: Any) -> Any:
         rendered = await render(request)
@@ -46,6 +44,13 @@ def _within_limits(serving: Any, render: Render, limits: Limits) -> Render:
         return rendered
 
     return render_within_limits
+
+
+def lift(serving: Any, limits: Limits) -> None:
+    """vLLM's own limit. Configurations are copied, because vLLM's other routes have the originals."""
+    serving.online_renderer = copy.copy(serving.online_renderer)
+    serving.online_renderer.model_config = _with_length(serving.model_config, ANY_LENGTH)
+    serving.model_config = _with_length(serving.model_config, limits.max_total_tokens)
 
 
 def _with_length(model_config: Any, length: int) -> Any:

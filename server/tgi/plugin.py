@@ -14,7 +14,7 @@ from starlette.datastructures import State
 from neuronserve.neuron_worker.config import user_options
 from neuronserve.neuron_worker.options import tgi_option
 
-from . import auth, errors, openai_exchange, openai_limits, openai_requests, routes, service
+from . import auth, errors, openai_exchange, openai_limits, openai_requests, other_routes, routes, service
 from .openai_compat import OpenAiCompat, Rules
 from .settings import TgiSettings
 
@@ -34,6 +34,8 @@ class TgiPlugin:
         app.add_exception_handler(errors.TgiError, errors.handler)
         _allow_origins(app.state.args, settings)
         app.add_middleware(OpenAiCompat, rules_of=_rules)
+        if settings.any_model_name:
+            app.add_middleware(other_routes.OtherRoutes, rules_of=_rules)
         if keys := auth.keys(app.state.args.api_key, os.environ):
             app.add_middleware(auth.ApiKey, keys=keys)
 
@@ -44,6 +46,7 @@ class TgiPlugin:
             openai_requests.watch(engine_client, state.tgi.recorder)
             if settings.any_model_name:
                 openai_limits.hold(state, state.tgi.limits)
+                other_routes.hold(state, state.tgi.limits)
                 openai_exchange.follow(state)
 
 

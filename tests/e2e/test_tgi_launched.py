@@ -241,6 +241,56 @@ class TestOpenAi:
         assert (response.status_code, response.json()["error_type"]) == (422, error_type)
 
 
+def chat(path: str, text: str, max_tokens: int) -> dict[str, Any]:
+    """A body of one of vLLM's other routes."""
+    messages = [{"role": "user", "content": text}]
+    if path == "/v1/responses":
+        return {"input": text, "max_output_tokens": max_tokens}
+    return {"messages": [messages] if path.endswith("batch") else messages, "max_tokens": max_tokens}
+
+
+class TestOtherRoutes:
+    """vLLM's routes that TGI never had."""
+
+    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions/batch"])
+    def test_within_the_limits_they_answer(self, server: Server, path: str) -> None:
+        response = post(server, path, {"model": "tgi", **chat(path, "Hi", 3)})
+        assert response.status_code == 200, response.text
+        assert response.json()["model"] == "ours"
+
+    @pytest.mark.parametrize(
+        ("words", "max_tokens", "message"),
+        [(70, 1, "`inputs` must have less than 64 tokens"), (1, 127, "`max_new_tokens` must be <= 128")],
+    )
+    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions/batch"])
+    def test_beyond_them_they_refuse(
+        self, server: Server, path: str, words: int, max_tokens: int, message: str
+    ) -> None:
+        response = post(server, path, chat(path, "one " * words, max_tokens))
+        assert response.status_code == (400 if path == "/v1/messages" else 422), response.text
+        assert message in response.text
+
+    @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/detokenize"])
+    def test_a_body_that_is_too_large(self, server: Server, path: str) -> None:
+        assert post(server, path, {"input": "a" * 10_000}).status_code == 413
+
+    @pytest.mark.parametrize("path", ["/inference/v1/generate", "/generative_scoring", "/v1/systemone"])
+    def test_what_knows_no_limits_is_refused_by_name(self, server: Server, path: str) -> None:
+        response = post(server, path, {"model": "ours", "token_ids": [1], "sampling_params": {}})
+        assert (response.status_code, path in response.text) == (400, True)
+
+    def test_no_spelling_of_a_grammar_passes(self, server: Server) -> None:
+        body = {**chat("/v1/chat/completions", "Hi", 3), "response_format": {"type": "json_object"}}
+        assert post(server, "/v1/chat/completions", body).json() == {
+            "error": "Input validation error: grammar is not supported",
+            "error_type": "validation",
+        }
+
+    def test_an_empty_list_of_prompts(self, server: Server) -> None:
+        response = post(server, "/v1/completions", {"prompt": []})
+        assert (response.status_code, "Empty array detected" in response.text) == (422, True)
+
+
 WEATHER = {
     "name": "get_weather",
     "description": "The weather of a city",
