@@ -253,12 +253,19 @@ def _sequence_sharding(values: Mapping[str, Any], around: Surroundings) -> Itera
         return
     if not around.is_llama:
         yield f"shard_over_sequence is for LlamaForCausalLM, this is {around.architecture}: leave it out"
+    shared = cores_per_line(values, around.num_kv_heads, around.cores)
     if around.num_heads == around.num_kv_heads:
         yield "shard_over_sequence would be turned off: every head has a key and value head of its own"
     elif around.cores % around.num_kv_heads:
         yield (
             f"shard_over_sequence needs --tensor-parallel-size to be a multiple of the {around.num_kv_heads} "
             f"key and value heads, it is {around.cores}"
+        )
+    elif uneven := [size for size in around.context_buckets if size % shared]:
+        # Of a prompt that long the library's cores would drop the last positions, too few for a turn of each.
+        yield (
+            f"shard_over_sequence needs context buckets to be multiples of {shared}, the cores of each head, "
+            f"{', '.join(map(str, uneven))} are not: set NEURON_CONTEXT_LENGTH_BUCKETS to such"
         )
     if values["cache_layout"] == "BSH":
         yield "shard_over_sequence needs cache_layout SBH"

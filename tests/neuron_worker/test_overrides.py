@@ -145,6 +145,11 @@ def test_what_each_request_has_of_its_own_is_said(given: dict[str, Any], expecte
         ({"shard_over_sequence": True}, {"num_kv_heads": 32}, "would be turned off: every head"),
         ({"shard_over_sequence": True}, {"architecture": "MistralForCausalLM"}, "is for LlamaForCausalLM"),
         ({"shard_over_sequence": True, "cache_layout": "BSH"}, {}, "needs cache_layout SBH"),
+        (
+            {"shard_over_sequence": True},
+            {"cores": 24, "context_buckets": (128, 1536, 2048)},
+            "multiples of 3, the cores of each head, 128, 2048 are not: set NEURON_CONTEXT_LENGTH_BUCKETS to such",
+        ),
         ({"qkv_tiling": True, "fuse_qkv": False}, {}, "qkv_tiling needs fuse_qkv"),
         ({"fuse_mlp": True}, {}, "fuse_mlp needs mlp_out_weight_transpose"),
         ({"fused_rmsnorm_qkv": True}, {}, "fused_rmsnorm_qkv would be turned off"),

@@ -3,6 +3,9 @@
 A context graph is as long as its shape's context: prompts run one by one, so the tokens a call may hold together do
 not matter. Cache lines are `max_model_len` long; with a draft, k+1 positions longer, because a row at the last
 position still drafts, and past its last bucket the library would write outside the cache without a word.
+
+Where cores share the positions of a sequence (`shard_over_sequence`), those whose turn it is not write to the last
+places of the bucket all the same. Only the last bucket has places to spare for that, so it is the only one.
 """
 
 from __future__ import annotations
@@ -74,7 +77,13 @@ class Blueprint:
         """Token-generation buckets; the last is the length of a cache line."""
         longest = self.options.max_model_len
         past = self._num_drafts + 1 if self._num_drafts else 0
+        if self._shares_sequences:
+            return [longest + past]
         return [*sorted(size for size in self._token_generation if size < longest), longest + past]
+
+    @property
+    def _shares_sequences(self) -> bool:
+        return bool(self.options.neuron_config.get("shard_over_sequence"))
 
     @property
     def sampling(self) -> Values | None:
@@ -96,6 +105,11 @@ class Blueprint:
             notes.append(
                 f"sampling is compiled into the device: a top_k above {self.sampling.get('global_top_k')}, or none, "
                 "keeps as many; no seeds, penalties, min_p, logprobs or grammars"
+            )
+        if self._shares_sequences:
+            notes.append(
+                "shard_over_sequence: every decode is at the longest token-generation bucket, as shorter ones would be "
+                "overwritten at their ends"
             )
         obstacle = neuron_config.weight_tiling_obstacle(self.target.hidden_size)
         if options.quantization is not None and obstacle is not None:

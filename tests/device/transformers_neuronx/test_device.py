@@ -56,13 +56,6 @@ class TestBuilding:
         serve(token_generation_buckets=None, max_model_len=300, context_buckets=(64,))
         assert chip.chips[0].model.token_buckets == [128, 256, 300]
 
-    def test_a_cache_sharded_over_the_sequence(self, serve: Serve, chip: Any, answers: Any) -> None:
-        """The library makes a line 128 positions longer, which its cores need for what is not theirs."""
-        server = serve(neuron_config={"shard_over_sequence": True})
-        assert chip.chips[0].model.token_buckets == [16, 32, LONGEST + 128]
-        assert server.generate([5, 6, 7], LONGEST - 3) == answers.greedy([5, 6, 7], LONGEST - 3, VOCABULARY)
-        assert (chip.chips[0].lost_writes, chip.chips[0].stale_reads) == ([], [])
-
     def test_more_blocks_than_slots_are_refused(self, serve: Serve) -> None:
         with pytest.raises(DoesNotFit, match=r"5 cache blocks.*--num-gpu-blocks-override 4"):
             serve().device.allocate(5)

@@ -184,6 +184,24 @@ class TestDamage:
         decode(model, (8, 4, 0))
         assert model.chip.stale_reads == [(0, 3)]
 
+    @pytest.mark.usefixtures("stand_in_only")
+    def test_cores_that_share_a_sequence_overwrite_the_end_of_a_bucket(self, make_model: Make, answers: Any) -> None:
+        """All but the last one's, which is longer by as much as they need."""
+        model = make_model({"shard_over_sequence": True}, checkpoint={"num_key_value_heads": 1})
+        tokens = generate(model, [5, 6, 7], 16)
+        assert tokens[:13] == answers.greedy([5, 6, 7], 13, VOCABULARY)
+        assert tokens[13:] != answers.greedy([5, 6, 7], 16, VOCABULARY)[13:]
+        whole = make_model({"shard_over_sequence": True}, checkpoint={"num_key_value_heads": 1}, n_positions=[32])
+        assert generate(whole, [5, 6, 7], 29) == answers.greedy([5, 6, 7], 29, VOCABULARY)
+
+    @pytest.mark.usefixtures("stand_in_only")
+    def test_cores_that_share_a_sequence_drop_what_does_not_divide(self, make_model: Make) -> None:
+        arguments = {"context_length_estimate": [9], "checkpoint": {"num_key_value_heads": 1}}
+        model = make_model({"shard_over_sequence": True}, **arguments)
+        first = read(model, [5] * 9, 0)
+        decode(model, (first, 9, 0))
+        assert model.chip.stale_reads == [(0, 8)]
+
     def test_a_prompt_touches_its_own_slot_only(self, make_model: Make, answers: Any) -> None:
         model = make_model()
         first = read(model, [5, 6, 7], 0)

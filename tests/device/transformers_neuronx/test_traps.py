@@ -145,3 +145,14 @@ def test_thread_safety(serve: Serve, chip: Any) -> None:
         outputs = list(pool.map(server.device.run, batches))
     assert outputs[0].tokens.tolist() == outputs[1].tokens.tolist()
     assert len(chip.chips[0].launches) == 2
+
+
+def test_ends_of_buckets_overwritten_by_cores_that_share_a_sequence(
+    serve: Serve, model_dir: Callable[..., str], chip: Any, answers: Any
+) -> None:
+    """One bucket for all, which the library makes 128 positions longer than it is told."""
+    server = serve(model_dir(num_key_value_heads=1), neuron_config={"shard_over_sequence": True})
+    assert chip.chips[0].model.token_buckets == [LONGEST + 128]
+    assert server.generate([5, 6, 7], LONGEST - 3) == answers.greedy([5, 6, 7], LONGEST - 3, VOCABULARY)
+    assert (chip.chips[0].lost_writes, chip.chips[0].stale_reads) == ([], [])
+    assert any("shard_over_sequence" in note for note in server.facts.notes)

@@ -281,8 +281,22 @@ class NeuronModelBase:
     def _prefill_row(self, slot, tokens, length):
         # All of the bucket's positions are written, and nothing in front of them is read.
         digests = self.chip.write_tokens(slot, 0, tokens[:length])
-        self.chip.write_garbage(slot, length, len(tokens))
+        shared = len(tokens) // self._cores_per_line * self._cores_per_line
+        self.chip.write_garbage(slot, min(length, shared), len(tokens))
         return digests
+
+    @property
+    def _cores_per_line(self):
+        """That take turns with the positions of a sequence: position 0 is the first one's, 1 the next one's."""
+        return self.neuron_config.kv_replication if self.neuron_config.shard_over_sequence else 1
+
+    def _write_turns_of_others(self, slot, position, size):
+        """A core whose turn it is not writes all the same, to the last place that its graph knows."""
+        cores = self._cores_per_line
+        last = (size // cores - 1) * cores
+        for core in range(cores):
+            if position % cores != core:
+                self.chip.write_garbage(slot, last + core, last + core + 1)
 
     def _decode(self, input_ids, cache_ids, start_ids):
         """Every slot takes part: those not given, with token 0 at position 0."""
@@ -295,9 +309,10 @@ class NeuronModelBase:
         self._embed(tokens)
         with self.chip.launch("decode", size, index.flatten().tolist()):
             places = zip(tokens.flatten().tolist(), positions.flatten().tolist(), strict=True)
-            digests = [
-                self.chip.write_tokens(slot, position, [token])[0] for slot, (token, position) in enumerate(places)
-            ]
+            digests = []
+            for slot, (token, position) in enumerate(places):
+                digests += self.chip.write_tokens(slot, position, [token])
+                self._write_turns_of_others(slot, position, size)
         results = self._results(digests, range(num_slots))[index.flatten()]
         if self.neuron_config.is_eagle_target:
             return results, self._hidden([[digest] for digest in digests], 1)
