@@ -147,7 +147,10 @@ def _cors_words(settings: Settings) -> list[str]:
 
 def _tool_words(settings: Settings, template: str | None) -> list[str]:
     """Arguments follow their function's schema, as in TGI. The user's own words come later, and win."""
-    parser = tools.parser_for(settings.model.directory, template)
+    model = settings.model
+    if model.directory and not model.is_local:
+        tools.fetch(model.name, settings.text("revision"), _hub_cache(settings))
+    parser = tools.parser_for(model.directory, template)
     return ["--tool-call-parser", parser, "--tool-strict-level", "parameter", "--enable-auto-tool-choice"]
 
 
@@ -189,14 +192,17 @@ def _chat_template(path: str | None) -> str | None:
     return found
 
 
+def _hub_cache(settings: Settings) -> str | None:
+    return settings.text("weights_cache_override") or settings.text("huggingface_hub_cache")
+
+
 def _variables(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """Of these the server reads, in the spellings it knows."""
-    cache = settings.text("weights_cache_override") or settings.text("huggingface_hub_cache")
     endpoint = settings.text("otlp_endpoint")
     wanted = {
         "VLLM_API_KEY": settings.text("api_key"),
         "HF_TOKEN": settings.text("hf_token"),
-        "HF_HUB_CACHE": cache,
+        "HF_HUB_CACHE": _hub_cache(settings),
         "OTEL_SERVICE_NAME": settings.text("otlp_service_name") if endpoint else None,
         "LOG_FORMAT": "JSON" if is_json(settings) else None,
         "VLLM_LOGGING_LEVEL": environ.get("VLLM_LOGGING_LEVEL") or log_level(settings.text("log_level")),

@@ -16,8 +16,6 @@ from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import config_directory
 from neuronserve.server.export import read_settings
 
-from . import tools
-
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _PATIENCE_S = 10  # for a tag, which serving can do without
 _SNAPSHOT = re.compile(r"snapshots/([0-9a-f]{40})$")
@@ -62,7 +60,7 @@ def look(name: str, revision: str | None, cache: str | None) -> Model:
     positions = next((config[key] for key in _POSITIONS if isinstance(config.get(key), int)), None)
     if Path(name).is_dir():
         return Model(name, directory, positions, _export(directory))
-    _fetch_small_files(name, revision, cache)
+    _fetch_neuron_config(name, revision, cache)
     return Model(name, directory, positions, _export(directory), pipeline_tag(name, revision))
 
 
@@ -75,18 +73,15 @@ def _config(directory: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _fetch_small_files(name: str, revision: str | None, cache: str | None) -> None:
-    """Of an export's settings, which most hub models do not have, and of the tokenizer."""
+def _fetch_neuron_config(name: str, revision: str | None, cache: str | None) -> None:
+    """Most hub models have none."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
 
-    for file in ("neuron_config.json", *tools.FILES):
-        try:
-            hf_hub_download(name, file, revision=revision, cache_dir=cache)
-        except EntryNotFoundError:
-            continue
-        except OfflineModeIsEnabled:
-            return
+    try:
+        hf_hub_download(name, "neuron_config.json", revision=revision, cache_dir=cache)
+    except (EntryNotFoundError, OfflineModeIsEnabled):
+        return
 
 
 def pipeline_tag(name: str, revision: str | None) -> str | None:

@@ -15,7 +15,18 @@ ANY_MODEL = "hermes"
 _FORMS = (("[TOOL_CALLS]", "mistral", "[TOOL_CALLS]"), ("Environment: ipython", "llama3_json", "<|python_tag|>"))
 """(what stands in the template, the parser, the token that it looks for)."""
 
-FILES = ("tokenizer_config.json", "chat_template.jinja", "tokenizer.json")
+_FILES = ("tokenizer_config.json", "chat_template.jinja", "tokenizer.json")
+
+
+def fetch(name: str, revision: str | None, cache: str | None) -> None:
+    """The files that are read here, of a hub model; the server needs them too."""
+    from huggingface_hub import hf_hub_download
+
+    for file in _FILES:
+        try:
+            hf_hub_download(name, file, revision=revision, cache_dir=cache)
+        except Exception:  # the hub's own errors have no common base; the server says which of them matters
+            continue
 
 
 def parser_for(directory: str, template: str | None = None) -> str:

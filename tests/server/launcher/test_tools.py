@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from vllm.tool_parsers import ToolParserManager
 
-from neuronserve.server.launcher.tools import ANY_MODEL, parser_for
+from neuronserve.server.launcher.tools import ANY_MODEL, fetch, parser_for
 
 QWEN = "{%- if tools %}within <tool_call></tool_call> XML tags{%- endif %}"
 LLAMA = "{%- if tools is not none %}Environment: ipython{%- endif %}"
@@ -57,6 +58,20 @@ def test_files_that_say_nothing(text: str, tmp_path: Path) -> None:
     assert parser_for(str(tmp_path)) == ANY_MODEL
     (tmp_path / "tokenizer_config.json").write_text(text)
     assert parser_for(str(tmp_path)) == ANY_MODEL
+
+
+def test_of_a_hub_model_three_files_are_fetched_and_none_of_them_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(*given: str, **where: str) -> str:
+        asked.append((*given, where))
+        raise OSError
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    fetch("org/model", "v2", "/cache")
+    where = {"revision": "v2", "cache_dir": "/cache"}
+    files = ("tokenizer_config.json", "chat_template.jinja", "tokenizer.json")
+    assert asked == [("org/model", file, where) for file in files]
 
 
 def test_the_demo_model(smollm2: Path) -> None:
