@@ -137,6 +137,15 @@ def check_request(inputs: Mapping[str, Any], params: Any, config: NeuronConfig) 
         check_sampling(params, config.capabilities, is_greedy=config.is_greedy_compiled_in)
 
 
+def check_session(config: NeuronConfig) -> None:
+    """A request that waits for more of its prompt keeps its place and is in no decode."""
+    if config.capabilities.all_live_rows_in_decode:
+        raise ValueError(
+            f"a prompt in parts (streaming input): the {config.backend} device decodes every sequence in every step "
+            "and loses one that waits; send each turn as a request of its own, with all tokens before it"
+        )
+
+
 def _check_vocabulary(tokens: Any, vocab_size: int) -> None:
     # vLLM asks the tokenizer, which may know more tokens than the model, or not be there at all.
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:

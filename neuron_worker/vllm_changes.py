@@ -243,6 +243,30 @@ def change_routes() -> None:
     launched.register_api_routers = _mark(register_api_routers, original)
 
 
+# -- prompts in parts
+
+
+def change_streamed_inputs() -> None:
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    original = AsyncLLM._add_streaming_input_request
+    if _is_ours(original):
+        return
+
+    async def _add_streaming_input_request(self: Any, *args: Any, **keywords: Any) -> Any:
+        from . import refusals
+        from .config import NeuronConfig
+
+        try:
+            refusals.check_session(NeuronConfig.of(self.vllm_config))
+        except ValueError as error:
+            raise VLLMValidationError(str(error)) from None
+        return await original(self, *args, **keywords)
+
+    AsyncLLM._add_streaming_input_request = _mark(_add_streaming_input_request, original)  # type: ignore[method-assign]
+
+
 # -- the error of a failed step
 
 
@@ -392,6 +416,13 @@ CHANGES = (
         reason="/v1/embeddings and others that need another kind of model are a bare 404, which does not say why",
         until="vLLM names the task that a route needs",
         apply=change_routes,
+    ),
+    Change(
+        target="vllm.v1.engine.async_llm.AsyncLLM._add_streaming_input_request",
+        reason="it takes a prompt in parts on every device; where each live row must be in every decode, one that "
+        "waits for its next part is lost, and the step in which it goes on fails and ends its neighbours",
+        until="vLLM tells Platform.validate_request that a request is resumable",
+        apply=change_streamed_inputs,
     ),
     Change(
         target="vllm.exceptions.GenerationError.__init__",
