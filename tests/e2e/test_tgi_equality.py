@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -13,9 +14,18 @@ from .tgi_client import PROMPT, generate, stream
 
 PROMPTS = (PROMPT, "def add(a, b):", "Ein Fluss ist", "次の文", "1, 2, 3,")
 
+VLLM_S_OWN = (
+    "top_k",
+    "repetition_penalty",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
+    "structured_outputs",
+)
+"""Parameters that OpenAI's client does not know."""
+
 
 def completed(client: openai.OpenAI, prompt: str, **parameters: Any) -> Any:
-    extra = {name: parameters.pop(name) for name in ("top_k", "repetition_penalty") if name in parameters}
+    extra = {name: parameters.pop(name) for name in VLLM_S_OWN if name in parameters}
     defaults = {"model": MODEL, "max_tokens": 20, "temperature": 0}
     (choice,) = client.completions.create(
         prompt=prompt, extra_body={"return_token_ids": True, **extra}, **{**defaults, **parameters}
@@ -48,6 +58,64 @@ def test_seeded_sampling(
 ) -> None:
     theirs = completed(client, prompt, seed=seed, **parameters)
     assert generate(server, prompt, max_new_tokens=20, seed=seed, **parameters)["generated_text"] == theirs.text
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_stop(server: Server, client: openai.OpenAI, prompt: str, sampling: dict[str, Any]) -> None:
+    """Where a stop ends with a token, as TGI has it alone: vLLM's may end within one."""
+    whole = generate(server, prompt, max_new_tokens=20, details=True, **sampling)["details"]["tokens"]
+    num_tokens = next(number for number in range(8, 20) if whole[number - 1]["text"])
+    stop = "".join(token["text"] for token in whole[:num_tokens])[-4:]
+    extra = {"include_stop_str_in_output": True}
+    theirs = completed(client, prompt, stop=[stop], **sampling, **extra)
+    ours = generate(server, prompt, max_new_tokens=20, stop=[stop], details=True, **sampling)
+    assert ours["generated_text"] == theirs.text
+    assert ours["generated_text"].endswith(stop)
+    assert [token["id"] for token in ours["details"]["tokens"]] == theirs.token_ids
+    assert ours["details"]["finish_reason"] == "stop_sequence"
+    assert theirs.stop_reason == stop
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}])
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_truncate(server: Server, client: openai.OpenAI, left: int, sampling: dict[str, Any]) -> None:
+    whole = completed(client, PROMPT, **sampling)
+    theirs = completed(client, PROMPT, truncate_prompt_tokens=left, **sampling)
+    ours = generate(server, PROMPT, max_new_tokens=20, truncate=left, details=True, **sampling)
+    assert [token["id"] for token in ours["details"]["tokens"]] == theirs.token_ids
+    assert theirs.text != whole.text
+
+
+PLATE = "[a-f]{3}-[0-9]{4}"
+SCHEMA = {
+    "type": "object",
+    "properties": {"quiet": {"type": "boolean"}, "boats": {"enum": [0, 1, 2]}},
+    "required": ["quiet", "boats"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}])
+@pytest.mark.parametrize(
+    ("grammar", "structured", "whole"),
+    [
+        ({"type": "regex", "value": PLATE}, {"regex": PLATE}, PLATE),
+        ({"type": "json", "value": SCHEMA}, {"json": SCHEMA}, r"\{[\s\S]*"),  # greedy, it may be blanks to the end
+    ],
+)
+def test_grammar(
+    server: Server,
+    client: openai.OpenAI,
+    grammar: dict[str, Any],
+    structured: dict[str, Any],
+    whole: str,
+    sampling: dict[str, Any],
+) -> None:
+    theirs = completed(client, PROMPT, structured_outputs=structured, max_tokens=40, **sampling)
+    ours = generate(server, PROMPT, max_new_tokens=40, grammar=grammar, **sampling)["generated_text"]
+    assert ours == theirs.text
+    assert re.fullmatch(whole, ours)
 
 
 def test_do_sample_alone_is_temperature_one(server: Server, client: openai.OpenAI) -> None:
