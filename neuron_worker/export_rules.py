@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from neuronserve.server.cache.places import GRAPHS_OF_EXPORT
+
 from .config import NeuronConfig
 from .device.errors import LoadError
 from .errors import ConfigError
@@ -93,10 +95,11 @@ def _contradiction(flag: str, here: object, made_for: str, directory: str, again
 
 
 def _check_small_files(directory: str) -> None:
-    """Of an export of ours: all that is no weight. The device looks at those when it loads them."""
+    """Of an export of ours: all that is no weight and no graph. Those are looked at when they are loaded."""
     manifest = read_manifest(directory)
     assert manifest is not None
-    small = [name for name in manifest.files if not name.endswith(".safetensors")]
+    others = [name for name in manifest.files if not name.endswith(".safetensors")]
+    small = [name for name in others if not name.startswith(f"{GRAPHS_OF_EXPORT}/")]
     try:
         manifest.check(directory, [name for name in small if (Path(directory) / name).exists()])
     except LoadError as error:

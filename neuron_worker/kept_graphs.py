@@ -16,15 +16,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuronserve.server.cache.key import ArtifactKey
-from neuronserve.server.cache.places import Places, places
+from neuronserve.server.cache.places import GRAPHS_OF_EXPORT, Places, places
 
 from . import foreign_graphs
 from .artifact_key import artifact_key
 from .config import NeuronConfig
 from .errors import ConfigError
 from .machine import ask_interpreter
+
+if TYPE_CHECKING:
+    from neuronserve.server.cache.cache import Brought
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +61,14 @@ class KeptGraphs:
         """The device's directory, with the graphs in it if there are any. `ConfigError` where there must be."""
         if self._directory is None or self._places.local is None:
             return self._for_what_came_along()
-        from neuronserve.server.cache.cache import Cache
-
-        self._key = self._key or self._make_key()
         try:
-            brought = Cache(self._places).bring(self._key, self._directory)
+            brought = self._bring(self._directory)
         except OSError as error:
             if self._require_cached:
                 raise ConfigError(f"require_cached: {self._places.local} cannot be used: {error}") from None
             logger.warning("compiled graphs are neither looked up nor kept: %s", error)
             self._directory = None
             return None
-        for line in brought.lines:
-            logger.info("%s", line)
         if not brought.found:
             self._take_what_came_along(self._directory)
         if self._require_cached and not any(self._directory.iterdir()):
@@ -80,12 +79,23 @@ class KeptGraphs:
             )
         return str(self._directory)
 
+    def _bring(self, directory: Path) -> Brought:
+        from neuronserve.server.cache.cache import Cache
+
+        self._key = self._key or self._make_key()
+        brought = Cache(self._places).bring(self._key, directory)
+        for line in brought.lines:
+            logger.info("%s", line)
+        return brought
+
     def _for_what_came_along(self) -> str | None:
         """A directory for it alone, where nothing is kept."""
-        if self._offer is None:
+        if self._offer is None and self._places.export is None:
             return None
         self.discard()
         self._directory = Path(tempfile.mkdtemp(prefix="neuronserve-"))
+        if self._places.export is not None:
+            self._bring(self._directory)
         self._take_what_came_along(self._directory)
         if not any(self._directory.iterdir()):
             self.discard()
@@ -133,7 +143,7 @@ def kept_graphs(
 ) -> KeptGraphs:
     """For a device that saves its graphs; for another one, nothing is kept."""
     capabilities = config.capabilities
-    where = graph_places(config, environ) if capabilities.on_chip else Places(None)
+    where = graph_places(config, environ, model_dir) if capabilities.on_chip else Places(None)
     if where.note:
         logger.info("%s", where.note)
     found = foreign_graphs.find(config, model, revision, download_dir)
@@ -153,9 +163,11 @@ def kept_graphs(
     )
 
 
-def graph_places(config: NeuronConfig, environ: Mapping[str, str]) -> Places:
+def graph_places(config: NeuronConfig, environ: Mapping[str, str], model_dir: str | None = None) -> Places:
     """Without the shared place where nothing here reads it and only a variable of the classic tools names it."""
     where = places(environ, config.artifacts, config.cache_url)
+    if model_dir is not None and not where.is_off and (graphs := Path(model_dir) / GRAPHS_OF_EXPORT).is_dir():
+        where = replace(where, export=str(graphs))
     if where.remote is None or where.is_asked_for or not config.capabilities.saves_graphs:
         return where
     from neuronserve.server.cache.store import check_url  # loads the file systems

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from neuronserve.server.cache.places import GRAPHS_OF_EXPORT
+
 from .device.manifest import MANIFEST
 from .errors import ConfigError
 from .exported import NEURON_CONFIG, ExportSettings, read_settings
 
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", f"{GRAPHS_OF_EXPORT}/*"]
 UNWANTED = ["consolidated*", "original/*", "onnx/*"]
 """The same weights once more, in forms that nothing here reads."""
 

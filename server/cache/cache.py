@@ -1,4 +1,5 @@
-"""Artifacts by key: from this machine's directory, else from the shared place, else the reason why there are none.
+"""Artifacts by key: from the export that is served, else from this machine's directory, else from the shared place,
+else the reason why there are none.
 
     bring(key, directory) ──▶ Brought(found, line)      the local mirror is always asked first, and may be all there is
     keep(key, directory, about) ──▶ lines               what was made: into the mirror, then to the shared place
@@ -40,11 +41,12 @@ class Cache:
         lines: list[str] = []
         seen: list[Manifest] = []
         damages: list[str] = []
-        for number, url in enumerate(self._urls):
+        export = [] if self.places.export is None else [self.places.export]
+        for url in (asked := [*export, *self._urls]):
             _empty(directory)
             try:
                 store = Store(url)
-                found = _verified(store, key.name, directory)
+                found = _verified(store, key.name, directory, sets_aside=url not in export)
                 if found is None:
                     seen += store.manifests()[0]
                     continue
@@ -54,12 +56,12 @@ class Cache:
             except CacheUnavailable as error:
                 lines.append(f"not looked up: {error}")
                 continue
-            if number:
+            if url in self._urls[1:]:
                 lines += self._write(self._urls[0], found, directory)
             lines.append(f"compiled graphs {key.name} from {url}: {len(found.files)} files, {found.size} bytes")
             return Brought(True, tuple(lines))
         _empty(directory)
-        lines.append(miss(key, " and ".join(self._urls), seen, damages))
+        lines.append(miss(key, " and ".join(asked), seen, damages))
         return Brought(False, tuple(lines))
 
     def keep(self, key: ArtifactKey, directory: Path, about: Mapping[str, str]) -> list[str]:
@@ -86,14 +88,15 @@ class Cache:
         return []
 
 
-def _verified(store: Store, name: str, directory: Path) -> Manifest | None:
-    """The entry, every byte of it compared. A damaged one is set aside, and `Damaged` raised."""
+def _verified(store: Store, name: str, directory: Path, *, sets_aside: bool) -> Manifest | None:
+    """The entry, every byte of it compared. A damaged one is set aside, or left where it is, and `Damaged` raised."""
     try:
         manifest = store.find(name)
         if manifest is not None:
             store.fetch(manifest, directory)
     except Damaged as damage:
-        store.set_aside(name, damage)
+        if sets_aside:
+            store.set_aside(name, damage)
         raise
     return manifest
 

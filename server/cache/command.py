@@ -105,7 +105,7 @@ def line_of(manifest: Manifest) -> str:
 
 def _lookup(options: argparse.Namespace, key_of: KeyOf) -> int:
     key, where = key_of(options)
-    if where.local is None:
+    if where.local is None and where.export is None:
         raise ConfigError(where.note or "there is no cache to look in: give --artifacts DIRECTORY or --cache-url URL")
     if where.note:
         print(where.note)

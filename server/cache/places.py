@@ -22,6 +22,9 @@ COMPILE_CACHE_KEY = "NEURON_COMPILE_CACHE_URL"
 REPO_KEY = "CUSTOM_CACHE_REPO"
 HUB_CACHE_KEYS = ("HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE", "HF_HOME")
 REPO_FILE = "optimum_neuron_custom_cache"
+GRAPHS_OF_EXPORT = "compiled-graphs"
+"""Folder of an exported directory."""
+
 FOLDER = "neuronserve"
 """Ours in a place that others keep things in too."""
 
@@ -34,6 +37,12 @@ class Places:
     remote: str | None = None
     remote_from: str = ""  # what says so, for messages
     note: str = ""
+    export: str | None = None  # of an exported model, with graphs of its own: read before the others, never written
+
+    @property
+    def is_off(self) -> bool:
+        """By the compiler's own flag."""
+        return self.local is None and bool(self.note)
 
     @property
     def is_asked_for(self) -> bool:

@@ -29,4 +29,4 @@ def wanted(
             "--neuronserve.backend transformers-neuronx asks for a chip's"
         )
     key = artifact_key(config, request.model_dir, ask_interpreter(config.device_python), environ)
-    return key, graph_places(config, environ)
+    return key, graph_places(config, environ, request.model_dir)

@@ -12,10 +12,6 @@ from neuronserve.neuron_worker.environment import Environment
 from neuronserve.neuron_worker.picking import FAMILIES
 
 INSTANCES = tuple(dict.fromkeys(family for families in FAMILIES.values() for family in families))
-NOTE = (
-    "note: no Neuron device on this machine: nothing is compiled; the export is for the {} device, which compiles at "
-    "its first start on a chip or finds its graphs in the cache"
-)
 
 
 def options_of(instance: str | None, environ: Mapping[str, str]) -> dict[str, object]:

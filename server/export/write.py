@@ -21,6 +21,7 @@ from typing import Any
 
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
 from neuronserve.neuron_worker.errors import ConfigError
+from neuronserve.neuron_worker.export_graphs import write_graphs
 from neuronserve.neuron_worker.exported import NEURON_CONFIG, ExportSettings, read_manifest, read_settings
 from neuronserve.neuron_worker.exporting import package_version, write_manifest, write_weights
 from neuronserve.neuron_worker.model_files import UNWANTED, WANTED, config_directory, local_directory
@@ -66,6 +67,7 @@ def export(request: ExportRequest, environ: Mapping[str, str], say: Say) -> Expo
         packed, line = write_weights(config, source, work)
         say(line)
         _write_settings(work, config, request, source)
+        write_graphs(config, request.model, source, work, environ, say)
         write_manifest(config, work, packed)
         _move(work, request.output.absolute(), Path(made) / "old")
     settings = read_settings(request.output)
@@ -110,9 +112,7 @@ def _config(request: ExportRequest, source: str, environ: Mapping[str, str], say
     if request.quantize_head:
         options["quantize_head"] = True
     chip = elsewhere.options_of(request.instance_type, environ)
-    if chip:
-        say(elsewhere.NOTE.format(chip["backend"]))
-    elif request.instance_type is not None:
+    if not chip and request.instance_type is not None:
         say("note: without effect here: --instance-type")
     resolution = resolve(
         ServeRequest(
@@ -150,7 +150,7 @@ def _write_settings(work: Path, config: NeuronConfig, request: ExportRequest, so
     values: dict[str, Any] = {
         "_serialized_key": "NxDNeuronConfig",
         "optimum_neuron_version": f"neuronserve-{package_version()}",
-        "neuronxcc_version": "none",  # nothing in the directory was made by a compiler
+        "neuronxcc_version": "none",  # nothing that optimum-neuron loads was made by a compiler
         "checkpoint_id": None if Path(request.model).is_dir() else request.model,
         "checkpoint_revision": snapshot[1] if snapshot else None,
         "batch_size": config.max_num_seqs,
