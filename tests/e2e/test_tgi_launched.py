@@ -309,13 +309,24 @@ QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 class TestTools:
     """On the launcher's own server, with nothing said of tools on its command line, by a model that knows none."""
 
-    def ask(self, tgi_server: Server, **asked: Any) -> dict[str, Any]:
+    def answer(self, tgi_server: Server, **asked: Any) -> Any:
         body = {"model": "tgi", "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 200, **asked}
         response = httpx.post(f"{tgi_server.url}/v1/chat/completions", json=body, timeout=PATIENCE)
         assert response.status_code == 200, response.text
-        (choice,) = response.json()["choices"]
+        return response.json()
+
+    def ask(self, tgi_server: Server, **asked: Any) -> dict[str, Any]:
+        (choice,) = self.answer(tgi_server, **asked)["choices"]
         message: dict[str, Any] = choice["message"]
         return message
+
+    def test_the_model_reads_of_its_tools_though_its_template_has_no_place_for_them(self, tgi_server: Server) -> None:
+        def num_read(**asked: Any) -> int:
+            return int(self.answer(tgi_server, max_tokens=1, **asked)["usage"]["prompt_tokens"])
+
+        without = num_read(tools=None)
+        assert num_read(tool_choice="none") == num_read(tools=[]) == without
+        assert num_read() > without + 100
 
     @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": None}, {"tool_choice": "none"}])
     def test_an_answer_is_free_to_call_none(self, tgi_server: Server, choice: dict[str, Any]) -> None:
