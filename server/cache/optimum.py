@@ -31,11 +31,22 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """`argv` as after the word `lookup`."""
     options = _parser().parse_args(list(argv))
     try:
-        entries = [each for url in urls(options.repo_id, environ) for each in _entries(url, options)]
-    except (CacheUnavailable, ConfigError) as error:
+        asked = urls(options.repo_id, environ)
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    entries = list({each.name: each for each in entries}.values())
+    found: dict[str, Manifest] = {}
+    failures = []
+    for url in asked:
+        try:
+            found |= {each.name: each for each in _entries(url, options)}
+        except (CacheUnavailable, ConfigError) as error:
+            failures.append(error)
+    for failure in failures:
+        print(f"{'note' if len(failures) < len(asked) else 'error'}: not looked into: {failure}", file=sys.stderr)
+    if failures and len(failures) == len(asked):
+        return 1
+    entries = list(found.values())
     print(_table(options.model_id, entries) if _is_newer(options) else _list(options.model_id, options.mode, entries))
     return 0
 

@@ -288,6 +288,19 @@ def test_optimum_s_older_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "\n*** 0 entrie(s) found in cache for org/other for training.***\n"
 
 
+def test_optimum_s_lookup_finds_what_is_here_though_the_shared_place_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.without_s3fs(monkeypatch)
+    fill(str(tmp_path / "mirror"), tmp_path / "graphs")
+    environ = {"NEURON_COMPILE_CACHE_URL": "s3://bucket/cache", "NEURONSERVE_ARTIFACTS": str(tmp_path / "mirror")}
+    assert optimum.lookup(["org/tiny"], environ) == 0
+    captured = capsys.readouterr()
+    assert "*** 1 entrie(s) found" in captured.out
+    assert captured.err.startswith("note: not looked into: cache URL='s3://bucket/cache/neuronserve': ")
+    assert captured.err.count("\n") == 1
+
+
 def test_optimum_s_newer_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(str(tmp_path / "mirror"), tmp_path / "graphs")
     environ = {"NEURONSERVE_ARTIFACTS": str(tmp_path / "mirror")}
