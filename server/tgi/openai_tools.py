@@ -61,7 +61,9 @@ def _append(text: str, result: Json) -> None:
     """To the last message, where TGI shows them too."""
     messages = result["messages"]
     last = messages[-1] if isinstance(messages, list) and messages else None
-    content = last.get("content") if isinstance(last, dict) else None
+    if not isinstance(last, dict):
+        return
+    content = last.get("content")
     if isinstance(content, str):
         result["messages"] = [*messages[:-1], {**last, "content": content + text}]
     elif isinstance(content, list):

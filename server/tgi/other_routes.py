@@ -24,8 +24,8 @@ from . import body, errors, openai_compat, openai_limits, routes
 from .dispatch import replayed
 from .errors import TgiError, TransportError, ValidationError
 from .openai_compat import Rules
+from .openai_exchange import Render
 from .openai_headers import CountingRefusals
-from .openai_limits import Render
 from .validation import Limits, check_length
 
 if TYPE_CHECKING:
