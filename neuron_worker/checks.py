@@ -1,8 +1,9 @@
 """What a device must do, as checks a user can run where it serves: contract, exactness, faults.
 
 A check takes a `Bench`, raises `Failed` (or a device's error) where the device is wrong and `Skipped` where its
-capabilities say it cannot. Devices are held against themselves: alone against together, whole against in pieces,
-before a fault against after it. The developers' suite of the protocol is larger; this is its part that needs no
+capabilities say it cannot; what it gives is said beside it in the table. Here devices are held against themselves:
+alone against together, whole against in pieces, before a fault against after it; in `answer_checks` against the model.
+The developers' suite of the protocol is larger; this is its part that needs no
 test code and compiles nothing but one plan.
 """
 
@@ -26,6 +27,7 @@ from .config import NeuronConfig
 from .device.base import Device, Float32, StepShape, Want
 from .device.errors import DeviceError, DeviceLost, LoadError, UncompiledShape
 from .device.remote import RemoteDevice
+from .reference import Reference
 from .trial import Request, Trial
 
 COUNT = 8  # tokens after each prompt
@@ -48,13 +50,14 @@ class Bench:
     make: Callable[[], Device]
     trial: Trial
     prompts: Sequence[Sequence[int]]
+    reference: Callable[[], Reference]  # raises `NoReference`
 
     @property
     def device(self) -> Device:
         return self.trial.device
 
 
-Check = Callable[[Bench], None]
+Check = Callable[[Bench], str | None]
 
 
 # -- contract

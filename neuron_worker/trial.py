@@ -26,8 +26,10 @@ from .warmup import warm_up
 class Request:
     tokens: list[int]  # the prompt, then what was generated
     blocks: list[int]
+    want: Want | None = None  # of its last token; None: what a server asks for a greedy one
     computed: int = 0
     num_prompt: int = field(init=False)
+    output: RowOutput | None = field(init=False, default=None)  # of the last step that gave a token
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
@@ -60,9 +62,9 @@ class Trial:
             self._packer.prepare(shape)
         return warm_up(self.device, self.plan.shapes, lambda line: None)
 
-    def open(self, prompt: Sequence[int]) -> Request:
+    def open(self, prompt: Sequence[int], want: Want | None = None) -> Request:
         taken, self._free = self._free[: self.blocks_per_request], self._free[self.blocks_per_request :]
-        return Request(list(prompt), taken)
+        return Request(list(prompt), taken, want)
 
     def close(self, *requests: Request) -> None:
         for request in requests:
@@ -75,7 +77,8 @@ class Trial:
         for (request, count), output in zip(works, outputs, strict=True):
             request.computed += count
             if request.computed == len(request.tokens):
-                request.tokens.append(_token(output))
+                request.output = output
+                request.tokens.append(token_of(output))
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         outputs = []
@@ -106,7 +109,7 @@ class Trial:
 
     def _row(self, request: Request, count: int) -> Row:
         end = request.computed + count
-        wanted = Want.LOGITS if self.config.sampling == "host" else Want.TOKEN
+        wanted = request.want or (Want.LOGITS if self.config.sampling == "host" else Want.TOKEN)
         return Row(
             tokens=int32(request.tokens[request.computed : end]),
             position=request.computed,
@@ -120,7 +123,7 @@ def _decodes(request: Request) -> bool:
     return request.computed >= request.num_prompt
 
 
-def _token(output: RowOutput) -> int:
+def token_of(output: RowOutput) -> int:
     return int(output.tokens[-1]) if output.logits is None else int(np.argmax(output.logits[-1]))
 
 

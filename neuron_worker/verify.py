@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from neuronserve.bucketing.errors import BucketError
 from neuronserve.bucketing.plan import CONTEXT_KEY, TOKEN_GENERATION_KEY
 
-from . import checks, tiny_checkpoint
+from . import answer_checks, checks, reference, tiny_checkpoint
 from .checks import Bench, Check
 from .config import NeuronConfig, ServeRequest
 from .device.base import Device
@@ -37,7 +38,7 @@ LONGEST = 256
 SEQUENCES = 4
 GROUPS: tuple[tuple[str, Sequence[Check]], ...] = (
     ("contract", checks.CONTRACT),
-    ("exactness", checks.EXACTNESS),
+    ("exactness", (*checks.EXACTNESS, *answer_checks.CHECKS)),
     ("contract", checks.END),
 )
 """Of the device where the server would run it."""
@@ -134,7 +135,8 @@ def run_groups(
             return
         what = f"the device comes up, {len(config.plan.shapes)} graphs in {compiling:.1f} s"
         yield Line(first, what, "pass", time.perf_counter() - began)
-        bench = Bench(config, model_dir, make, trial, _prompts(config.vocab_size))
+        answers = cache(lambda: reference.logits_of(config, model_dir))
+        bench = Bench(config, model_dir, make, trial, _prompts(config.vocab_size), answers)
         for group, members in groups:
             for check in members:
                 yield _one(group, check, bench)
@@ -146,14 +148,15 @@ def run_groups(
 def _one(group: str, check: Check, bench: Bench) -> Line:
     bench.trial.reset()
     began = time.perf_counter()
+    what, result = _words(check), "pass"
     try:
-        check(bench)
-        result = "pass"
+        if said := check(bench):
+            what = f"{what}: {said}"
     except checks.Skipped as why:
         result = f"skip: {why}"
     except (checks.Failed, DeviceError, BucketError) as error:
         result = f"FAIL: {' '.join(str(error).split())}"
-    return Line(group, _words(check), result, time.perf_counter() - began)
+    return Line(group, what, result, time.perf_counter() - began)
 
 
 def _skipped(group: str, members: Sequence[Check], why: str) -> Iterator[Line]:

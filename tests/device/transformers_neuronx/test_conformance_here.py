@@ -9,11 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from neuronserve.neuron_worker import reference
 from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Capabilities, DeviceOptions
 from neuronserve.neuron_worker.device.transformers_neuronx.device import NeuronxDevice
 
 from ...tools.bare_python import python_that_finds
+from ...tools.stand_in_answers import by_the_stand_in
 from ..conformance import LONGEST, Bench, DeviceConformance, Place
 from .conftest import FAKES
 
@@ -33,6 +35,10 @@ def bench(place: Place) -> Iterator[Bench]:
 
 
 class TestTransformersNeuronx(DeviceConformance):
+    @pytest.fixture(autouse=True)
+    def rule(self, library: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reference, "logits_of", by_the_stand_in)
+
     @pytest.fixture(params=["here", pytest.param("remote", marks=pytest.mark.full)])
     def place(
         self, request: pytest.FixtureRequest, library: ModuleType, model_dir: Callable[..., str], tmp_path: Path
