@@ -12,14 +12,14 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronserve.server.cache.key import ArtifactKey
-from neuronserve.server.cache.places import GRAPHS_OF_EXPORT, Places, places
+from neuronserve.server.cache.places import Places, places
 
 from . import foreign_graphs
 from .artifact_key import artifact_key
@@ -68,16 +68,19 @@ class KeptGraphs:
                 raise ConfigError(f"require_cached: {self._places.local} cannot be used: {error}") from None
             logger.warning("compiled graphs are neither looked up nor kept: %s", error)
             self._directory = None
-            return None
+            return self._for_what_came_along()
         if not brought.found:
             self._take_what_came_along(self._directory)
-        if self._require_cached and not any(self._directory.iterdir()):
+        self._check_required(self._directory, brought.lines)
+        return str(self._directory)
+
+    def _check_required(self, directory: Path, lines: Sequence[str]) -> None:
+        if self._require_cached and not any(directory.iterdir()):
             self.discard()
             raise ConfigError(
-                f"require_cached: {'; '.join(brought.lines)}. Start once without it, or fill the cache with "
+                f"require_cached: {'; '.join(lines)}. Start once without it, or fill the cache with "
                 "`neuronserve cache pull`"
             )
-        return str(self._directory)
 
     def _bring(self, directory: Path) -> Brought:
         from neuronserve.server.cache.cache import Cache
@@ -94,9 +97,9 @@ class KeptGraphs:
             return None
         self.discard()
         self._directory = Path(tempfile.mkdtemp(prefix="neuronserve-"))
-        if self._places.export is not None:
-            self._bring(self._directory)
+        lines = () if self._places.export is None else self._bring(self._directory).lines
         self._take_what_came_along(self._directory)
+        self._check_required(self._directory, lines)
         if not any(self._directory.iterdir()):
             self.discard()
             return None
@@ -166,8 +169,7 @@ def kept_graphs(
 def graph_places(config: NeuronConfig, environ: Mapping[str, str], model_dir: str | None = None) -> Places:
     """Without the shared place where nothing here reads it and only a variable of the classic tools names it."""
     where = places(environ, config.artifacts, config.cache_url)
-    if model_dir is not None and not where.is_off and (graphs := Path(model_dir) / GRAPHS_OF_EXPORT).is_dir():
-        where = replace(where, export=str(graphs))
+    where = where if model_dir is None else where.beside(model_dir)
     if where.remote is None or where.is_asked_for or not config.capabilities.saves_graphs:
         return where
     from neuronserve.server.cache.store import check_url  # loads the file systems

@@ -185,7 +185,7 @@ def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> N
     _check_model(config, given.request.model_dir)
     given.notes.extend(_without_effect(config, given.values))
     given.notes.extend(_several_machines(config, environ))
-    _check_cache(config, environ)
+    _check_cache(config, given.request.model_dir, environ)
     _check_override(config, given.spec, given.notes, given.warnings)
     _check_fused_draft(config, given)
     if given.export is not None:
@@ -449,7 +449,7 @@ def _several_machines(config: NeuronConfig, environ: Mapping[str, str]) -> list[
     )
 
 
-def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
+def _check_cache(config: NeuronConfig, model_dir: str, environ: Mapping[str, str]) -> None:
     """Refuse a URL that nothing reads, and a start that could only fail."""
     if not config.capabilities.saves_graphs:
         if config.require_cached and config.capabilities.on_chip:
@@ -458,8 +458,8 @@ def _check_cache(config: NeuronConfig, environ: Mapping[str, str]) -> None:
                 "not to, and kept in the SDK's own cache (NEURON_COMPILE_CACHE_URL) alone; leave require_cached out"
             )
         return
-    where = places(environ, config.artifacts, config.cache_url)
-    if config.require_cached and where.local is None:
+    where = places(environ, config.artifacts, config.cache_url).beside(model_dir)
+    if config.require_cached and where.local is None and where.export is None:
         why = where.note or "there is no cache to look in"
         raise ConfigError(f"require_cached: {why}; name one with artifacts or cache_url, or leave require_cached out")
     if where.remote is not None and where.is_asked_for:  # others cost the start a line

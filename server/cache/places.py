@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuronserve.neuron_worker.errors import ConfigError
@@ -39,10 +39,11 @@ class Places:
     note: str = ""
     export: str | None = None  # of an exported model, with graphs of its own: read before the others, never written
 
-    @property
-    def is_off(self) -> bool:
-        """By the compiler's own flag."""
-        return self.local is None and bool(self.note)
+    def beside(self, model_dir: str) -> Places:
+        """With the graphs of an export in that directory, unless the compiler's own flag turns all of it off."""
+        export = Path(model_dir) / GRAPHS_OF_EXPORT
+        is_off = self.local is None and bool(self.note)
+        return self if is_off or not export.is_dir() else replace(self, export=str(export))
 
     @property
     def is_asked_for(self) -> bool:

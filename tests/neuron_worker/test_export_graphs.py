@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from neuronserve.neuron_worker import export_graphs, kept_graphs
+from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.model_files import WANTED
 from neuronserve.server.cli import main
 
@@ -93,6 +94,27 @@ def test_they_are_found_there_before_the_cache_and_wherever_it_was_moved(
         assert asked() == LOADED
         assert [line for line in lines if f" from {moved}/compiled-graphs: " in line]
         lines.clear()
+
+
+def test_they_are_all_that_a_start_needs_which_may_not_compile(
+    exported: Path, asked: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked()
+    start(exported, require_cached=True)
+    assert asked() == LOADED
+    monkeypatch.setenv("NEURON_CC_FLAGS", "-O1")
+    with pytest.raises(ConfigError, match=r"require_cached: no compiled graphs for .* differs: compiler_flags is"):
+        start(exported, require_cached=True)
+    assert asked() == []
+
+
+def test_a_mirror_that_cannot_be_written_does_not_hide_them(
+    exported: Path, asked: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    asked()
+    (tmp_path / "file").touch()
+    start(exported, artifacts=str(tmp_path / "file"))
+    assert asked() == LOADED
 
 
 def test_other_settings_are_a_miss_that_says_why(
