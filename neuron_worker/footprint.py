@@ -19,6 +19,7 @@ from .config import NeuronConfig
 from .device.base import StepShape
 from .device.graph.ops import FloatType
 from .device.graph.spec import ITEM_BYTES, ModelSpec, weight_bytes
+from .device.transformers_neuronx.settings import stored_bytes
 
 TILED_FROM = 4096
 """Positions. A longer prompt attends in tiles of this many by this many: its scores are never there at once."""
@@ -60,7 +61,7 @@ def memory_facts(config: NeuronConfig, spec: ModelSpec, plan: Plan, draft: Draft
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        kv_bytes=overrides.cache_bytes(override) or ITEM_BYTES[float_type(capabilities.cache_dtype or config.dtype)],
+        kv_bytes=stored_bytes(override) or ITEM_BYTES[float_type(capabilities.cache_dtype or config.dtype)],
         scratch_bytes=max(
             scratch_of_a_core(shape, spec, cores, prompt_rows, scores_prompts=capabilities.on_chip)
             for shape in plan.shapes

@@ -19,8 +19,7 @@ KEY = "override_neuron_config"
 
 LAYOUTS = one_of("HSB", "BSH")
 DTYPES = one_of("float32", "float16", "bfloat16", aliases={"f32": "float32", "f16": "float16", "bf16": "bfloat16"})
-CACHE_BYTES = {"s8": 1, "f16": 2, "bf16": 2, "f8e4m3fn": 1}
-CACHE_DTYPES = one_of(*CACHE_BYTES)
+CACHE_DTYPES = one_of("s8", "f16", "bf16", "f8e4m3fn")
 AMPS = one_of("f32", "f16", "bf16", aliases={"float32": "f32", "float16": "f16", "bfloat16": "bf16"})
 
 
@@ -187,12 +186,6 @@ def without_effect(values: Mapping[str, Any], used: frozenset[str]) -> list[str]
         for inner in (value if isinstance(value, Mapping) else ("",))
     ]
     return [name for name in flat if name not in used]
-
-
-def cache_bytes(values: Mapping[str, Any]) -> int | None:
-    """Of one number in the cache, where it is stored otherwise than the model computes."""
-    quant = values.get("kv_cache_quant")
-    return None if quant is None else CACHE_BYTES[quant.get("quant_dtype", "s8")]
 
 
 def cores_per_line(values: Mapping[str, Any], num_kv_heads: int, cores: int) -> int:

@@ -15,9 +15,9 @@ from ..base import DeviceOptions
 from . import settings
 from .capabilities import CANDIDATES
 from .sdk import Sdk
+from .settings import stored_bytes
 
 AMPS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-CACHE_BYTES = {"s8": 1, "f16": 2, "bf16": 2, "f8e4m3fn": 1}
 QUANT_DTYPES = {"int8": "s8", "f8e4m3fn": "f8e4m3fn"}
 
 Role = Literal["alone", "target", "draft", "eagle_target", "eagle_draft"]
@@ -46,10 +46,7 @@ def samples_on_device(options: DeviceOptions) -> bool:
 
 def cache_bytes(options: DeviceOptions) -> int:
     """Of one number in the cache."""
-    quant = options.neuron_config.get("kv_cache_quant")
-    if quant is not None:
-        return CACHE_BYTES[quant.get("quant_dtype", "s8")]
-    return 4 if options.dtype == "float32" else 2
+    return stored_bytes(options.neuron_config) or (4 if options.dtype == "float32" else 2)
 
 
 def weight_tiling_obstacle(hidden_size: int) -> str | None:

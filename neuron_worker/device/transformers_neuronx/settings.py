@@ -22,6 +22,14 @@ _NOT_DRIVEN: Mapping[str, tuple[object, str]] = {
 }
 """Fields that change how the library is called, the one value that is served, and why."""
 
+_STORED_BYTES = {"s8": 1, "f16": 2, "bf16": 2, "f8e4m3fn": 1}
+
+
+def stored_bytes(given: Mapping[str, Any]) -> int | None:
+    """Of one number in the cache, where it is stored otherwise than the model computes."""
+    quant = given.get("kv_cache_quant")
+    return None if quant is None else _STORED_BYTES[quant.get("quant_dtype", "s8")]
+
 
 def refuse(given: Mapping[str, Any], num_slots: int) -> None:
     """`LoadError` names the first field that is not served. `num_slots`: --max-num-seqs."""
