@@ -7,7 +7,7 @@ compiled with until then: so an ending belongs to one build of the graphs. It kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,14 +88,18 @@ class ChipEnding:
             self._check(place, sampling)
         if self._is_greedy:
             return None
-        wanted = copied(self._written)
-        for slot, place in zip(slots, places, strict=True):
-            for name, value in self._line(place, sampling).items():
-                wanted[name][slot] = value
-        if wanted == self._written and not self._is_in_doubt:
+        lines = [(slot, self._line(place, sampling)) for slot, place in zip(slots, places, strict=True)]
+        if not self._is_in_doubt and all(self._has(slot, line) for slot, line in lines):
             return None
+        wanted = copied(self._written)
+        for slot, line in lines:
+            for name, value in line.items():
+                wanted[name][slot] = value
         self._is_in_doubt = True
         return wanted
+
+    def _has(self, slot: int, line: Mapping[str, float]) -> bool:
+        return all(self._written[name][slot] == value for name, value in line.items())
 
     def written(self, parameters: Values) -> None:
         self._written, self._is_in_doubt = parameters, False
