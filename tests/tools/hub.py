@@ -10,12 +10,13 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from .http_server import serving
 
 TOKEN = "hf_of_a_test"
 REVISION = "0123" * 10
@@ -43,24 +44,12 @@ class Hub:
 @contextmanager
 def served() -> Iterator[Hub]:
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, hub=hub) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))

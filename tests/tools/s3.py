@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -20,6 +19,8 @@ from xml.sax.saxutils import escape
 import fsspec  # type: ignore[import-untyped]
 import pytest
 from fsspec.registry import _registry  # type: ignore[import-untyped]
+
+from .http_server import serving
 
 WHEN = "2026-06-30T00:00:00.000Z"
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -39,26 +40,21 @@ class Bucket:
 def served(monkeypatch: pytest.MonkeyPatch, name: str = "graphs") -> Iterator[Bucket]:
     """The bucket behind s3:// of this process and of those it starts."""
     bucket = Bucket(name)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"bucket": bucket}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    for key, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-        "AWS_ACCESS_KEY_ID": "a-key",
-        "AWS_SECRET_ACCESS_KEY": "a-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": "/nowhere",
-        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
-    }.items():
-        monkeypatch.setenv(key, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    try:
-        yield bucket
-    finally:
+    with serving(_Handler, bucket=bucket) as url:
+        for key, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "a-key",
+            "AWS_SECRET_ACCESS_KEY": "a-secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": "/nowhere",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+        }.items():
+            monkeypatch.setenv(key, value)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        try:
+            yield bucket
+        finally:
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +64,6 @@ def without_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     bucket: Bucket
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         if not self._key:
