@@ -8,6 +8,7 @@ call is demanded a grammar holds the model to it, and where it is not, the route
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 ANY_MODEL = "hermes"
@@ -23,10 +24,8 @@ def fetch(name: str, revision: str | None, cache: str | None) -> None:
     from huggingface_hub import hf_hub_download
 
     for file in _FILES:
-        try:
+        with suppress(Exception):  # the hub's own errors have no common base; the server says which of them matters
             hf_hub_download(name, file, revision=revision, cache_dir=cache)
-        except Exception:  # the hub's own errors have no common base; the server says which of them matters
-            continue
 
 
 def parser_for(directory: str, template: str | None = None) -> str:
