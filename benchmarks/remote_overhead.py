@@ -1,8 +1,9 @@
 """What a device in another process costs per step: `python benchmarks/remote_overhead.py [--python PATH]`.
 
 Times a step of 16 decode rows twice, once asking for tokens and once for 16 x 49,152 float32 logits, in this process
-and through the remote device. The device's own time is taken out of both, so what is left is the caller's side: for
-the remote one the copying of arrays, two messages and two changes of process.
+and through the remote device, turn by turn. The device's own time is taken out of both, so what is left is the
+caller's side: for the remote one the copying of arrays, two messages and two changes of process. What it costs more
+than the same backend in this process is its overhead.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
+from bench import conditions, verdict
 
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.bucketing.row import Row, int32
@@ -23,6 +25,9 @@ from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, PackedBatch, StepShape, Want
 
 ROWS, VOCABULARY, CONTEXT, BLOCK = 16, 49_152, 1024, 16
+HERE, THERE = "in this process", "in another process"
+BARS = {"tokens": 200, "logits": 1000}
+ASKED = (("tokens", Want.TOKEN, 300), ("logits", Want.LOGITS, 75))
 SHAPE = StepShape(decode_rows=ROWS, decode_width=1, prefill_tokens=0, context=CONTEXT)
 OPTIONS = DeviceOptions(max_num_seqs=ROWS, max_model_len=CONTEXT, block_size=BLOCK, prompts_per_call=ROWS)
 
@@ -53,10 +58,18 @@ def overheads(device: Device, step: PackedBatch, count: int) -> list[float]:
     return found[count // 10 :]
 
 
-def describe(values: list[float]) -> str:
-    ordered = np.sort(values)
-    tenth, ninetieth = ordered[len(ordered) // 10], ordered[9 * len(ordered) // 10]
-    return f"median {statistics.median(values):6.0f} us (10th percentile {tenth:.0f}, 90th {ninetieth:.0f})"
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):4.0f} us ({min(values):.0f}-{max(values):.0f})"
+
+
+def report(found: dict[tuple[str, str], list[float]]) -> None:
+    """Medians of the rounds' medians, lowest and highest."""
+    for what, bar in BARS.items():
+        here, there = found[HERE, what], found[THERE, what]
+        more = statistics.median(b - a for a, b in zip(here, there, strict=True))
+        for where, values in ((HERE, here), (THERE, there)):
+            print(f"{where:18}  {what}  {spread(values)}")
+        print(f"{verdict(more <= bar)} {what}: {more:.0f} us more in another process (bar {bar})")
 
 
 def main() -> None:
@@ -64,15 +77,19 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter of the device's process")
     parser.add_argument("--backend", default="arithmetic")
     parser.add_argument("--model", help="model directory; by default a configuration alone, for the arithmetic device")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
+    print(conditions(), flush=True)
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as empty:
         Path(empty, "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
-        for where, python in (("in this process", None), ("in another process", given.python)):
-            device = ready(registry.create(given.backend, python), given.model or empty)
-            for what, want, count in (("tokens", Want.TOKEN, given.steps), ("logits", Want.LOGITS, given.steps // 4)):
-                print(f"{where:18}  {what}  {describe(overheads(device, batch(want), count))}")
-            device.close()
+        for _ in range(given.rounds):
+            for where, python in ((HERE, None), (THERE, given.python)):
+                device = ready(registry.create(given.backend, python), given.model or empty)
+                for what, want, count in ASKED:
+                    found[where, what].append(statistics.median(overheads(device, batch(want), count)))
+                device.close()
+    report(found)
 
 
 if __name__ == "__main__":

@@ -254,6 +254,11 @@ def _sequence_sharding(values: Mapping[str, Any], around: Surroundings) -> Itera
             f"shard_over_sequence needs --tensor-parallel-size to be a multiple of the {around.num_kv_heads} "
             f"key and value heads, it is {around.cores}"
         )
+    elif around.cores == around.num_kv_heads:
+        yield (
+            f"shard_over_sequence needs cores that share a head: {around.cores} cores (--tensor-parallel-size) and "
+            f"{around.num_kv_heads} key and value heads leave each core its own; leave it out, or give more cores"
+        )
     elif uneven := [size for size in around.context_buckets if size % shared]:
         # Of a prompt that long the library's cores would drop the last positions, too few for a turn of each.
         yield (
@@ -269,6 +274,12 @@ def _sequence_sharding(values: Mapping[str, Any], around: Surroundings) -> Itera
 def _sparse_attention(values: Mapping[str, Any], around: Surroundings) -> Iterator[str]:
     if values.get("sparse_attn") and not around.architecture.startswith(("GPT2", "OPT")):
         yield f"sparse_attn is for GPT-2 and OPT, this is {around.architecture}: leave it out"
+
+
+def _stored_cache(values: Mapping[str, Any], around: Surroundings) -> Iterator[str]:
+    # The library's other models write the cache narrower and read it as it lies (their attention in December 2024).
+    if "kv_cache_quant" in values and not around.is_llama:
+        yield f"kv_cache_quant is for LlamaForCausalLM, this is {around.architecture}: leave it out"
 
 
 def _layouts(values: Mapping[str, Any], around: Surroundings) -> Iterator[str]:
@@ -350,6 +361,7 @@ _CHECKS: tuple[Callable[[Mapping[str, Any], Surroundings], Iterator[str]], ...] 
     _weight_tiling,
     _sequence_sharding,
     _sparse_attention,
+    _stored_cache,
     _layouts,
     _sequence_parallel_norm,
     _batching,

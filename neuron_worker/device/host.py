@@ -24,12 +24,11 @@ import numpy as np
 from . import registry
 from .base import Device, DeviceOptions, DeviceOutput, ModelFacts
 from .errors import DeviceError
+from .step_line import REPLY, REQUEST, StepLine
 from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
     DRAFT_REQUEST,
     PROTOCOL,
-    RUN_REPLY,
-    RUN_REQUEST,
     BadMessage,
     Channel,
     ChannelClosed,
@@ -52,8 +51,9 @@ Json = Mapping[str, Any]
 
 
 class Host:
-    def __init__(self, channel: Channel, memory: SharedMemory) -> None:
+    def __init__(self, channel: Channel, line: StepLine, memory: SharedMemory) -> None:
         self._channel = channel
+        self._line = line
         self._memory = memory
         self._device: Device | None = None
         self._limits: StepLimits | None = None
@@ -73,10 +73,9 @@ class Host:
     def serve(self) -> None:
         """Until the client closes the device or is gone."""
         while True:
-            step = self._channel.receive_step(RUN_REQUEST)
+            step = self._line.receive(REQUEST)
             if step is not None:
-                _, sequence, _, index, prompt_logprobs = step
-                self._serve_step(sequence, index, prompt_logprobs)
+                self._serve_step(*step)
             elif self._serve_verb() == _CLOSE:
                 return
 
@@ -88,7 +87,7 @@ class Host:
         except Exception as error:
             self._channel.send(_RUN, _FAILED, sequence, _report(error))
         else:
-            self._channel.send_step(RUN_REPLY, sequence, num_logits, num_scores, seconds)
+            self._line.send(REPLY, sequence, num_logits, num_scores, seconds)
         self._output = None
 
     def _serve_verb(self) -> int:
@@ -103,8 +102,6 @@ class Host:
         return verb
 
     def _answer(self, verb: int, payload: bytes) -> bytes:
-        if verb == _RUN:  # in pieces, or a `receive_step` would have had it
-            return RUN_REPLY.payload.pack(*self._run(*RUN_REQUEST.payload.unpack(payload)))
         if verb == _DRAFT:
             return self._draft(payload)
         if verb not in self._verbs:
@@ -197,16 +194,19 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="device", description="Runs a backend for the process that started this one.")
     parser.add_argument("--socket", type=int, required=True, help="file descriptor of a connected local socket")
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
+    parser.add_argument("--hears", type=int, required=True, help="file descriptor of the bell for a step's request")
+    parser.add_argument("--rings", type=int, required=True, help="file descriptor of the bell for its reply")
     given = parser.parse_args(arguments)
     # Not for what a backend starts in its turn: a compiler that held the socket would hide this process's end.
-    os.set_inheritable(given.socket, False)
-    os.set_inheritable(given.memory, False)
-    channel = Channel(socket.socket(fileno=given.socket))
+    for descriptor in vars(given).values():
+        os.set_inheritable(descriptor, False)
+    end = socket.socket(fileno=given.socket)
     memory = SharedMemory(given.memory)
+    channel, line = Channel(end), StepLine(memory, given.hears, given.rings, end)
     threading.Thread(target=_beat, args=(memory,), daemon=True, name="beat").start()
     code = 0
     try:
-        Host(channel, memory).serve()
+        Host(channel, line, memory).serve()
     except ChannelClosed:
         pass
     except BadMessage as error:

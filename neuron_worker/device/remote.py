@@ -1,6 +1,6 @@
 """The device protocol with the device in another process, run by an interpreter of the user's choice.
 
-    RemoteDevice ── messages (wire), a step's arrays (step_memory) ──▶ host.Host ──▶ the backend's Device
+    RemoteDevice ── messages (wire), steps (step_line), arrays (step_memory) ──▶ host.Host ──▶ the backend's Device
 
 A verb waits for its reply until its deadline, and at most so many seconds of silence after the other process last gave
 a sign of life. A process that died, hangs or talks garbage is killed; from then on every verb is `DeviceLost` until
@@ -19,7 +19,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -27,16 +28,14 @@ from .base import Capabilities, DeviceOptions, DeviceOutput, DraftRequest, Int32
 from .draft_rows import no_draft, not_the_last
 from .errors import DeviceError, DeviceLost, UncompiledShape
 from .host_process import HostProcess
+from .step_line import REPLY, REQUEST, Bell, StepLine
 from .step_memory import SharedMemory, StepLimits, StepMemory, bytes_of
 from .wire import (
     DRAFT_REQUEST,
     PROTOCOL,
-    RUN_REPLY,
-    RUN_REQUEST,
     BadMessage,
     Channel,
     ChannelClosed,
-    Message,
     Status,
     Verb,
     error_from_json,
@@ -48,6 +47,8 @@ from .wire import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _TICK_SECONDS = 1.0  # how often a waiting client looks for signs of life
 _REQUEST, _DONE, _RUN, _DRAFT = Status.REQUEST, Status.DONE, Verb.RUN, Verb.DRAFT  # looking them up is slow
@@ -165,14 +166,10 @@ class RemoteDevice:
         step.write(batch)
         self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
         try:
-            self._channel.send_step(RUN_REQUEST, sequence, index, batch.prompt_logprobs)
-            reply = self._channel.receive_step(RUN_REPLY)
-            if reply is None:  # not yet, or an error
-                num_logits, num_scores, seconds = RUN_REPLY.payload.unpack(self._reply_to(_RUN, sequence))
-            else:
-                _, of_sequence, _, num_logits, num_scores, seconds = reply
-                if of_sequence != sequence:
-                    raise BadMessage(f"the reply is for message {of_sequence}")
+            self._line.send(REQUEST, sequence, index, batch.prompt_logprobs)
+            of_sequence, num_logits, num_scores, seconds = self._step_reply(sequence)
+            if of_sequence != sequence:
+                raise BadMessage(f"the reply is for message {of_sequence}")
             output = step.read(num_logits, num_scores, seconds)
         except BaseException as error:
             self._end_exchange(_RUN, error)
@@ -258,22 +255,31 @@ class RemoteDevice:
         self._limits, self._num_compiled = None, 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         memory = SharedMemory.create()
-        channel = Channel(ours, tick=min(_TICK_SECONDS, self.deadlines.shortest / 4))
-        descriptors = (theirs.fileno(), memory.descriptor)
-        arguments = ("--socket", str(descriptors[0]), "--memory", str(descriptors[1]))
+        tick = min(_TICK_SECONDS, self.deadlines.shortest / 4)
+        requests, replies = Bell(), Bell()
+        channel = Channel(ours, tick)
+        line = StepLine(memory, replies.hears, requests.rings, ours, tick)
+        ends = _OurEnds(channel, line, memory, (requests, replies))
+        descriptors = {
+            "--socket": theirs.fileno(),
+            "--memory": memory.descriptor,
+            "--hears": requests.hears,
+            "--rings": replies.rings,
+        }
+        arguments = [word for name, descriptor in descriptors.items() for word in (name, str(descriptor))]
         try:
-            process = HostProcess(self.device_python, arguments, descriptors)
+            process = HostProcess(self.device_python, arguments, tuple(descriptors.values()))
         except DeviceError as error:
             self._lost = str(error)
-            channel.close()
-            memory.close()
+            ends.close()
             raise
         finally:
             theirs.close()  # or its end would never be seen
-        self._channel, self._memory, self._process = channel, memory, process
+        self._channel, self._line, self._memory = channel, line, memory
+        self._process, self._ends = process, ends
         self._beats = memory.beats
         self._last_check = (time.monotonic(), 0, 0.0)
-        self._finalizer = weakref.finalize(self, _release, process, channel, memory)
+        self._finalizer = weakref.finalize(self, _release, process, ends)
         self._greet()
 
     def _greet(self) -> None:
@@ -314,8 +320,18 @@ class RemoteDevice:
         except BaseException as error:
             self._end_exchange(verb, error)
 
+    def _step_reply(self, sequence: int) -> tuple[Any, ...]:
+        try:
+            reply = self._line.receive(REPLY)
+        except TimeoutError:  # one tick
+            reply = self._wait_for(_RUN, partial(self._line.receive, REPLY))
+        if reply is None:
+            self._reply_to(_RUN, sequence)  # raises what it tells
+            raise BadMessage("a step's reply came as a message")
+        return reply
+
     def _reply_to(self, verb: Verb, sequence: int) -> bytes:
-        of_verb, status, of_sequence, reply = self._receive(verb)
+        of_verb, status, of_sequence, reply = self._wait_for(verb, self._channel.receive)
         if of_verb != verb or of_sequence != sequence:
             raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
         if status != _DONE:
@@ -335,13 +351,14 @@ class RemoteDevice:
         self._abandon(f"was left alone during {_name(verb)}")  # its answer would be taken for the next one's
         raise error
 
-    def _receive(self, verb: Verb) -> Message:
+    def _wait_for(self, verb: Verb, receive: Callable[[], T]) -> T:
+        """What `receive` has, which raises TimeoutError at every tick without it."""
         deadline, silence = self.deadlines.of(verb), self.deadlines.silence_of(verb)
         now = time.monotonic()
         give_up, last_sign, beats = now + deadline, now, int(self._beats[0])
         while True:
             try:
-                return self._channel.receive()
+                return receive()
             except TimeoutError:  # one tick
                 now = time.monotonic()
             if int(self._beats[0]) != beats:
@@ -380,14 +397,30 @@ class RemoteDevice:
         self._steps, self._current, self._ran = {}, (0, None), None
         self._beats = _NO_BEATS
         if self._finalizer.detach():
-            _release(self._process, self._channel, self._memory, patience)
+            _release(self._process, self._ends, patience)
 
 
 def _name(verb: Verb) -> str:
     return verb.name.lower()
 
 
-def _release(process: HostProcess, channel: Channel, memory: SharedMemory, patience: float = 0.0) -> None:
+@dataclass(frozen=True)
+class _OurEnds:
+    """What is open here for one process."""
+
+    channel: Channel
+    line: StepLine
+    memory: SharedMemory
+    bells: tuple[Bell, Bell]
+
+    def close(self) -> None:
+        self.channel.close()
+        self.line.close()
+        self.memory.close()
+        for bell in self.bells:
+            bell.close()
+
+
+def _release(process: HostProcess, ends: _OurEnds, patience: float = 0.0) -> None:
     process.end(patience)
-    channel.close()
-    memory.close()
+    ends.close()

@@ -41,7 +41,7 @@ from .errors import DeviceError, DoesNotFit
 from .wire import BadMessage
 
 HEAD_BYTES = 64
-"""Before the arrays: one uint64 that the device's process increments while it lives."""
+"""Before the arrays: one uint64 that the device's process increments while it lives, then what `step_line` keeps."""
 
 _ALIGNMENT = 64
 

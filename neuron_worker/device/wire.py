@@ -1,8 +1,8 @@
 """Messages between the two ends of a remote device: framing, verbs, and frozen types as JSON.
 
-A message is a header of 16 bytes and a payload. Payloads are JSON, those of `run` and `draft` apart: a step's
-arrays lie in shared memory (`step_memory`), so their messages are small structs. Nothing is pickled: what arrives can
-be misread, never executed.
+A message is a header of 16 bytes and a payload. Payloads are JSON, that of `draft` apart, which is a number: a step's
+arrays lie in shared memory (`step_memory`). A step itself comes and goes without a message (`step_line`), its errors
+apart. Nothing is pickled: what arrives can be misread, never executed.
 
 Knows no process, no deadline and no backend. The rules in words: docs/device-protocol.md.
 """
@@ -21,8 +21,8 @@ from . import errors
 from .base import Capabilities, DeviceOptions, ModelFacts, StepShape
 from .errors import DeviceError
 
-PROTOCOL = 4
-"""Raised with any change to a message, to a type that crosses, or to the order of arrays in shared memory."""
+PROTOCOL = 5
+"""Raised with any change to a message, to a type that crosses, or to what lies where in shared memory."""
 
 _MAGIC = b"NSDP"
 _HEADER = struct.Struct("<4sBBHII")  # magic, verb, status, 0, sequence, bytes of payload
@@ -62,32 +62,12 @@ Message = tuple[int, int, int, bytes]
 """verb, status, sequence (a reply carries its request's), payload"""
 
 
-class StepMessage:
-    """A message of `run`: a header of which only the sequence changes, and numbers, packed and read in one go.
-
-    A step sends a whole model through the processor's caches. What an exchange touches afterwards, it fetches from
-    memory: a dozen Python objects fewer at each end are 70 microseconds fewer of 230.
-    """
-
-    def __init__(self, status: Status, payload: str) -> None:
-        self.whole = struct.Struct("<8sII" + payload)  # head, sequence, bytes of payload, payload
-        self.payload = struct.Struct("<" + payload)
-        self.head = _HEADER.pack(_MAGIC, Verb.RUN, status, 0, 0, 0)[:8]
-        self.num_bytes = self.whole.size
-        self.payload_bytes = self.payload.size
-
-
-RUN_REQUEST = StepMessage(Status.REQUEST, "II")  # index of the shape, in order of compilation; prompt_logprobs
-RUN_REPLY = StepMessage(Status.DONE, "iid")  # rows of logits, alternatives per score, -1 for none; seconds
-
-
 class Channel:
     """One end of the socket. Not thread-safe. A call that stands still for `tick` seconds raises TimeoutError."""
 
     def __init__(self, end: socket.socket, tick: float | None = None) -> None:
         self._socket = end
         self._received = b""
-        self._buffer = bytearray(4096)
         if tick is not None:
             # The kernel's timeouts: Python's own would cost every step two more system calls.
             seconds = struct.pack("@ll", int(tick), int(tick % 1 * 1e6))
@@ -96,9 +76,6 @@ class Channel:
 
     def send(self, verb: int, status: int, sequence: int, payload: bytes = b"") -> None:
         self._send(_HEADER.pack(_MAGIC, verb, status, 0, sequence, len(payload)) + payload)
-
-    def send_step(self, kind: StepMessage, sequence: int, *payload: float) -> None:
-        self._send(kind.whole.pack(kind.head, sequence, kind.payload_bytes, *payload))
 
     def _send(self, message: bytes) -> None:
         try:
@@ -120,26 +97,6 @@ class Channel:
             self._fill(end)
         payload, self._received = self._received[_HEADER_BYTES:end], self._received[end:]
         return verb, status, sequence, payload
-
-    def receive_step(self, kind: StepMessage) -> tuple[Any, ...] | None:
-        """The fields of `kind.whole`, if such a message comes alone and whole. None: nothing came within a tick, or
-        something else did, which `receive` has."""
-        if self._received:
-            return None
-        try:
-            count = self._socket.recv_into(self._buffer)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise ChannelClosed(str(error)) from error
-        if count == kind.num_bytes:
-            fields = kind.whole.unpack_from(self._buffer)
-            if fields[0] == kind.head and fields[2] == kind.payload_bytes:
-                return fields
-        if not count:
-            raise ChannelClosed("the other end closed the connection")
-        self._received = bytes(self._buffer[:count])
-        return None
 
     def close(self) -> None:
         self._socket.close()

@@ -84,36 +84,6 @@ def test_garbage_is_told_apart(ends: Ends, garbage: bytes) -> None:
         channel.receive()
 
 
-def test_a_step_s_message_is_read_in_one_go(ends: Ends) -> None:
-    channel, other = ends
-    Channel(other).send_step(wire.RUN_REPLY, 7, 4, -1, 0.5)
-    assert channel.receive_step(wire.RUN_REPLY) == (wire.RUN_REPLY.head, 7, wire.RUN_REPLY.payload_bytes, 4, -1, 0.5)
-
-
-def test_and_has_the_header_of_every_message(ends: Ends) -> None:
-    channel, other = ends
-    Channel(other).send_step(wire.RUN_REQUEST, 7, 3, 20)
-    assert channel.receive() == (Verb.RUN, Status.REQUEST, 7, wire.RUN_REQUEST.payload.pack(3, 20))
-
-
-def test_a_tick_without_a_message_is_none(ends: Ends) -> None:
-    channel, _ = ends
-    assert channel.receive_step(wire.RUN_REPLY) is None
-
-
-@pytest.mark.parametrize("pieces", [(20,), (36 - 4, 36), (16 + 5,)], ids=str)
-def test_what_a_step_did_not_wait_for_is_left_for_receive(ends: Ends, pieces: tuple[int, ...]) -> None:
-    channel, other = ends
-    # As long as a step's reply, begun like one, or more than one: none of it is lost.
-    sent = on_the_wire((Verb.RUN, Status.FAILED, 7, b'{"message": "xyz"}'[:16] + b"")) + on_the_wire(SEAL)
-    other.sendall(sent[: pieces[0]])
-    assert channel.receive_step(wire.RUN_REPLY) is None
-    other.sendall(sent[pieces[0] :])
-    assert channel.receive()[:3] == (Verb.RUN, Status.FAILED, 7)
-    assert channel.receive_step(wire.RUN_REPLY) is None
-    assert channel.receive() == SEAL
-
-
 def test_a_closed_end_is_told_apart(ends: Ends) -> None:
     channel, other = ends
     other.sendall(on_the_wire(SEAL)[:10])
@@ -122,13 +92,6 @@ def test_a_closed_end_is_told_apart(ends: Ends) -> None:
         channel.receive()
     with pytest.raises(ChannelClosed):
         channel.send(*SEAL)
-
-
-def test_so_it_is_while_a_step_waits(ends: Ends) -> None:
-    channel, other = ends
-    other.close()
-    with pytest.raises(ChannelClosed):
-        channel.receive_step(wire.RUN_REPLY)
 
 
 def test_nothing_on_the_wire_is_executed() -> None:

@@ -142,6 +142,8 @@ def test_what_each_request_has_of_its_own_is_said(given: dict[str, Any], expecte
     ("given", "around", "message"),
     [
         ({"shard_over_sequence": True}, {"cores": 12}, "multiple of the 8 key and value heads, it is 12"),
+        ({"shard_over_sequence": True}, {"cores": 8}, "8 cores .* and 8 key and value heads leave each core its own"),
+        ({"kv_cache_quant": {}}, {"architecture": "MistralForCausalLM"}, "kv_cache_quant is for LlamaForCausalLM"),
         ({"shard_over_sequence": True}, {"num_kv_heads": 32}, "would be turned off: every head"),
         ({"shard_over_sequence": True}, {"architecture": "MistralForCausalLM"}, "is for LlamaForCausalLM"),
         ({"shard_over_sequence": True, "cache_layout": "BSH"}, {}, "needs cache_layout SBH"),
