@@ -30,8 +30,8 @@ WHERE = ("worker", "engine")
 HOST_BAR = 1.5
 INT8_HEAD = {"additional_config": {"neuronserve": {"quantize_head": True}}}
 """Engine arguments: the language-model head in int8 too, as the 8-bit peers have it. It is float32 by default."""
-SETTLE_S = 0.3
-"""Threads of the engine that was measured before may spin for a while."""
+SETTLE_S = 2.0
+"""The engine that was measured before has threads that spin for more than a second, which a short call would suffer."""
 
 
 @dataclass(frozen=True)
