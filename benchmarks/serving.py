@@ -110,12 +110,21 @@ def descendants(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> dict[Thread, float]:
     """Of every thread of the process and those below it, to the nanosecond."""
+    return _scheduled(pid, 0)
+
+
+def waiting_seconds(pid: int) -> dict[Thread, float]:
+    """That each of them wanted to run and had no core."""
+    return _scheduled(pid, 1)
+
+
+def _scheduled(pid: int, field: int) -> dict[Thread, float]:
     found = {}
     for process in descendants(pid):
         try:
             name = Path(f"/proc/{process}/comm").read_text().strip()
             for task in Path(f"/proc/{process}/task").iterdir():
-                nanoseconds = int((task / "schedstat").read_text().split()[0])
+                nanoseconds = int((task / "schedstat").read_text().split()[field])
                 found[Thread(process, int(task.name), name)] = nanoseconds / 1e9
         except (FileNotFoundError, ProcessLookupError):
             continue

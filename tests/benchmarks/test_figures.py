@@ -110,10 +110,11 @@ def test_cpu_time_outside_the_device_is_all_but_its_threads_and_its_calls() -> N
     device = device_threads(before, after, count=1)
     assert device == {2}
     assert device_threads(before, after, count=0) == set()
-    found = spent(before, after, device, device_calls=8.5)
+    found = spent(before, after, device, device_calls=8.5, engine_waited=0.5)
     # 10 of the main thread, 8 of the pool, 0.5 and 1.5 of others; outside: 2 + 0.5 + 1.5.
     assert (found.all, found.outside, found.share) == (20.0, 4.0, 0.2)
-    assert spent(before, after, device, device_calls=7.0).outside == 5.0
+    assert spent(before, after, device, device_calls=7.0, engine_waited=0.0).outside == 5.0
+    assert spent(before, after, device, device_calls=70.0, engine_waited=0.0).outside == 2.0
 
 
 def test_a_fit_finds_what_made_the_numbers() -> None:
