@@ -47,9 +47,11 @@ class Server:
 def serve(model: str, *, peer: str = "ours", flags: Sequence[str] = ()) -> Iterator[Server]:
     port = free_port()
     python = interpreter(PEERS[peer])
-    command = [str(python.parent / "vllm"), "serve", model, "--host", "127.0.0.1", "--port", str(port), *flags]
     if peer == "ours":
-        command += ["--device", "neuron"]
+        command = [str(python.parent / "vllm"), "serve", model, "--device", "neuron"]
+    else:  # the same server; its command asks for the version of a package that bears another name there
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    command += ["--host", "127.0.0.1", "--port", str(port), *flags]
     for name, value in PEERS[peer].extra.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     environment = dict(os.environ, VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
