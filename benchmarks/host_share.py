@@ -1,9 +1,10 @@
 """CPU seconds of the server outside the device call, at 8 streams in int8: `python benchmarks/host_share.py`.
 
 API, engine, scheduler, packing, sampling and streaming, as a share of all CPU time of the server's processes. The
-device's time is that of its own threads, which run in a step alone, and of the engine's main thread while it is in the
-call and computes beside them: as long as the calls took by the clock, less all the time that it waited for a core,
-inside them or out (it never sleeps in a call). So the share is rather too high than too low.
+device's time is that of its own threads, which run in a step and for a quarter of a millisecond behind it, and of the
+engine's main thread while it is in the call and computes beside them: as long as the calls took by the clock, less all
+the time that it waited for a core, inside them or out (it never sleeps in a call). What another machine took of this
+one's cores meanwhile is counted as the device's, so quiet machines alone give the share.
 """
 
 from __future__ import annotations

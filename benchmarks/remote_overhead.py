@@ -2,7 +2,7 @@
 
 Times a step of 16 decode rows twice, once asking for tokens and once for 16 x 49,152 float32 logits, in this process
 and through the remote device, turn by turn. The device's own time is taken out of both, so what is left is the
-caller's side: for the remote one the copying of arrays, two messages and two changes of process. What it costs more
+caller's side: for the remote one the copying of arrays, two bells and two changes of process. What it costs more
 than the same backend in this process is its overhead.
 """
 

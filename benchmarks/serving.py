@@ -47,14 +47,16 @@ class Server:
 def serve(model: str, *, peer: str = "ours", flags: Sequence[str] = ()) -> Iterator[Server]:
     port = free_port()
     python = interpreter(PEERS[peer])
+    environment = dict(os.environ, VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     if peer == "ours":
         command = [str(python.parent / "vllm"), "serve", model, "--device", "neuron"]
     else:  # the same server; its command asks for the version of a package that bears another name there
+        # PYTHONSAFEPATH: else it would find our plugin's metadata in a checkout that it is started in.
+        environment["PYTHONSAFEPATH"] = "1"
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--host", "127.0.0.1", "--port", str(port), *flags]
     for name, value in PEERS[peer].extra.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
-    environment = dict(os.environ, VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:

@@ -18,6 +18,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -253,34 +254,36 @@ class RemoteDevice:
     def _start(self) -> None:
         self._lost, self._closed = None, False
         self._limits, self._num_compiled = None, 0
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        memory = SharedMemory.create()
-        tick = min(_TICK_SECONDS, self.deadlines.shortest / 4)
-        requests, replies = Bell(), Bell()
-        channel = Channel(ours, tick)
-        line = StepLine(memory, replies.hears, requests.rings, ours, tick)
-        ends = _OurEnds(channel, line, memory, (requests, replies))
-        descriptors = {
-            "--socket": theirs.fileno(),
-            "--memory": memory.descriptor,
-            "--hears": requests.hears,
-            "--rings": replies.rings,
-        }
-        arguments = [word for name, descriptor in descriptors.items() for word in (name, str(descriptor))]
         try:
-            process = HostProcess(self.device_python, arguments, tuple(descriptors.values()))
-        except DeviceError as error:
+            process, ends = self._open()
+        except BaseException as error:
             self._lost = str(error)
-            ends.close()
             raise
-        finally:
-            theirs.close()  # or its end would never be seen
-        self._channel, self._line, self._memory = channel, line, memory
         self._process, self._ends = process, ends
-        self._beats = memory.beats
+        self._beats = self._memory.beats
         self._last_check = (time.monotonic(), 0, 0.0)
         self._finalizer = weakref.finalize(self, _release, process, ends)
         self._greet()
+
+    def _open(self) -> tuple[HostProcess, ExitStack]:
+        """A process, and what is open here for it."""
+        tick = min(_TICK_SECONDS, self.deadlines.shortest / 4)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ExitStack() as opened, theirs:  # ours alone stays open, or their end would never be seen
+            self._channel = opened.enter_context(closing(Channel(ours, tick)))
+            self._memory = opened.enter_context(closing(SharedMemory.create()))
+            requests, replies = (opened.enter_context(closing(Bell())) for _ in range(2))
+            line = StepLine(self._memory, replies.hears, requests.rings, ours, tick)
+            self._line = opened.enter_context(closing(line))
+            descriptors = {
+                "--socket": theirs.fileno(),
+                "--memory": self._memory.descriptor,
+                "--hears": requests.hears,
+                "--rings": replies.rings,
+            }
+            arguments = [word for name, descriptor in descriptors.items() for word in (name, str(descriptor))]
+            process = HostProcess(self.device_python, arguments, tuple(descriptors.values()))
+            return process, opened.pop_all()
 
     def _greet(self) -> None:
         try:
@@ -334,6 +337,8 @@ class RemoteDevice:
         of_verb, status, of_sequence, reply = self._wait_for(verb, self._channel.receive)
         if of_verb != verb or of_sequence != sequence:
             raise BadMessage(f"the reply is for verb {of_verb}, message {of_sequence}")
+        if self._channel.holds_more:
+            raise BadMessage("something follows the reply")
         if status != _DONE:
             raise error_from_json(from_json(reply))
         return reply
@@ -404,23 +409,6 @@ def _name(verb: Verb) -> str:
     return verb.name.lower()
 
 
-@dataclass(frozen=True)
-class _OurEnds:
-    """What is open here for one process."""
-
-    channel: Channel
-    line: StepLine
-    memory: SharedMemory
-    bells: tuple[Bell, Bell]
-
-    def close(self) -> None:
-        self.channel.close()
-        self.line.close()
-        self.memory.close()
-        for bell in self.bells:
-            bell.close()
-
-
-def _release(process: HostProcess, ends: _OurEnds, patience: float = 0.0) -> None:
+def _release(process: HostProcess, ends: ExitStack, patience: float = 0.0) -> None:
     process.end(patience)
     ends.close()

@@ -23,6 +23,7 @@ import sys
 from typing import Any
 
 from .step_memory import HEAD_BYTES, SharedMemory
+from .wire import ChannelClosed
 
 _RUNG = (1).to_bytes(8, sys.byteorder)  # what an eventfd adds to its counter
 
@@ -61,7 +62,7 @@ class StepLine:
         self, memory: SharedMemory, hears: int, rings: int, beside: socket.socket, tick: float | None = None
     ) -> None:
         self._head = memoryview(memory.buffer)[:HEAD_BYTES]
-        self._hears, self._rings = hears, rings
+        self._hears, self._rings, self._beside = hears, rings, beside.fileno()
         self._tick = None if tick is None else math.ceil(1000 * tick)
         waiting = select.poll()
         waiting.register(hears, select.POLLIN)
@@ -70,17 +71,22 @@ class StepLine:
 
     def send(self, numbers: Numbers, *values: float) -> None:
         numbers.pack_into(self._head, numbers.offset, *values)
-        os.write(self._rings, _RUNG)
+        try:
+            os.write(self._rings, _RUNG)
+        except OSError as error:  # a pipe that nobody reads
+            raise ChannelClosed(str(error)) from error
 
     def receive(self, numbers: Numbers) -> tuple[Any, ...] | None:
         """What was sent. None: the socket has something, which `Channel.receive` has."""
         ready = self._poll(self._tick)
         if not ready:
             raise TimeoutError
-        for descriptor, _ in ready:
-            if descriptor == self._hears:
-                os.read(descriptor, 8)
-                return numbers.unpack_from(self._head, numbers.offset)
+        events = dict(ready)
+        said = events.get(self._beside, 0)
+        if said and not said & select.POLLHUP:  # noise, where a bell rings too; an end may follow a reply that counts
+            return None
+        if self._hears in events and os.read(self._hears, 8):  # a pipe's end can be read too, and is empty
+            return numbers.unpack_from(self._head, numbers.offset)
         return None
 
     def close(self) -> None:

@@ -98,6 +98,11 @@ class Channel:
         payload, self._received = self._received[_HEADER_BYTES:end], self._received[end:]
         return verb, status, sequence, payload
 
+    @property
+    def holds_more(self) -> bool:
+        """Whether bytes of a next message came with the last one."""
+        return bool(self._received)
+
     def close(self) -> None:
         self._socket.close()
 

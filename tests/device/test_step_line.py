@@ -92,6 +92,12 @@ def test_a_message_in_the_socket_ends_the_wait_and_stays_there(ends: Ends) -> No
     assert Channel(ends.caller_socket).receive() == (Verb.RUN, Status.FAILED, 7, b"{}")
 
 
+def test_noise_in_the_socket_is_not_hidden_by_a_ring(ends: Ends) -> None:
+    ends.device_socket.sendall(b"loading the compiler, please wait ...")
+    ends.device.send(REPLY, 7, 4, -1, 0.5)
+    assert ends.caller.receive(REPLY) is None
+
+
 def test_so_does_the_end_of_the_other_side(ends: Ends) -> None:
     ends.device_socket.close()
     assert ends.caller.receive(REPLY) is None
@@ -103,3 +109,23 @@ def test_a_reply_that_came_before_the_end_is_not_lost(ends: Ends) -> None:
     ends.device.send(REPLY, 7, 4, -1, 0.5)
     ends.device_socket.close()
     assert ends.caller.receive(REPLY) == (7, 4, -1, 0.5)
+
+
+def test_the_end_of_a_pipe_is_no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the caller's process died: its ends of the pipe and of the socket are gone."""
+    monkeypatch.delattr(os, "eventfd", raising=False)
+    requests, replies = Bell(), Bell()
+    ours, theirs = socket.socketpair()
+    memory = SharedMemory.create()
+    device = StepLine(memory, requests.hears, replies.rings, theirs)
+    for descriptor in (requests.rings, replies.hears):
+        os.close(descriptor)
+    ours.close()
+    assert device.receive(REQUEST) is None
+    with pytest.raises(ChannelClosed):
+        device.send(REPLY, 7, 4, -1, 0.5)
+    device.close()
+    memory.close()
+    theirs.close()
+    for descriptor in (requests.hears, replies.rings):
+        os.close(descriptor)
