@@ -15,7 +15,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { SPINS_BEFORE_YIELD = 4000, SPINS_BETWEEN_YIELDS = 20, LINGER_MICROSECONDS = 250 };
+enum { SPINS_BEFORE_YIELD = 4000, SPINS_BETWEEN_YIELDS = 20 };
+enum { LINGER_MICROSECONDS = 250, LINGER_SHARE = 16 };  /* at most; and one part in so many of the step */
 
 struct pool {
     int num_threads;              /* the caller included */
@@ -61,10 +62,11 @@ static int64_t microseconds(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Until there is another step, or for a moment. */
-static void linger(struct pool *pool, uint64_t seen)
+/* Until there is another step, or for a moment: short beside the step that began then, whose threads others may need. */
+static void linger(struct pool *pool, uint64_t seen, int64_t began)
 {
-    int64_t end = microseconds() + LINGER_MICROSECONDS;
+    int64_t now = microseconds(), share = (now - began) / LINGER_SHARE;
+    int64_t end = now + (share < LINGER_MICROSECONDS ? share : LINGER_MICROSECONDS);
     do {
         for (int i = 0; i < SPINS_BETWEEN_YIELDS; i++)
             pause_cpu();
@@ -89,12 +91,13 @@ static void *worker(void *argument)
         pool_job job = pool->job;
         void *context = pool->context;
         pthread_mutex_unlock(&pool->mutex);
+        int64_t began = microseconds();
         job(context, place.index);
         pthread_mutex_lock(&pool->mutex);
         if (--pool->inside == 0)
             pthread_cond_signal(&pool->left);
         pthread_mutex_unlock(&pool->mutex);
-        linger(pool, seen);
+        linger(pool, seen, began);
         pthread_mutex_lock(&pool->mutex);
     }
     pthread_mutex_unlock(&pool->mutex);
