@@ -16,7 +16,14 @@
 #include <immintrin.h>
 #endif
 
-enum { LANES = 16, SUMS = 12, TRIES = 7, PIECE = 256 << 20, ROUNDS = 20000000, MAX_THREADS = 256 };
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+enum { SUMS = 12, TRIES = 7, PIECE = 256 << 20, ROUNDS = 20000000, MAX_THREADS = 256 };
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint64_t words __attribute__((vector_size(64)));
@@ -46,6 +53,7 @@ static float read_all(const words *memory)
     return (float)all[0];
 }
 
+/* Loops over the sums are unrolled by order: an array that any loop indexes lies in memory, and memory is measured. */
 static float multiply_add(void)
 {
     floats sums[SUMS], a, b;
@@ -53,16 +61,20 @@ static float multiply_add(void)
         a[i] = 0.999f;
         b[i] = 1e-6f;
     }
+#pragma GCC unroll 16
     for (int j = 0; j < SUMS; j++)
         sums[j] = b * (float)j;
     for (int64_t round = 0; round < ROUNDS; round++) {
+#pragma GCC unroll 16
         for (int j = 0; j < SUMS; j++)
             sums[j] = sums[j] * a + b;
         /* Keeps the sums in registers and the loop as it is. */
+#pragma GCC unroll 16
         for (int j = 0; j < SUMS; j++)
             __asm__ volatile("" : "+x"(sums[j]));
     }
     floats all = sums[0];
+#pragma GCC unroll 16
     for (int j = 1; j < SUMS; j++)
         all += sums[j];
     return all[0];
@@ -90,17 +102,21 @@ static inline float first(integers x) { return (float)_mm_cvtsi128_si32(_mm256_c
 static float dot_products(void)
 {
     integers sums[SUMS], a = any(3), b = any(5);
+#pragma GCC unroll 16
     for (int j = 0; j < SUMS; j++)
         sums[j] = any(j);
     for (int64_t round = 0; round < ROUNDS; round++) {
         /* Made anew to the compiler, or it would take the product out of the loop. */
         __asm__ volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 16
         for (int j = 0; j < SUMS; j++)
             sums[j] = dot(sums[j], a, b);
+#pragma GCC unroll 16
         for (int j = 0; j < SUMS; j++)
             __asm__ volatile("" : "+x"(sums[j]));
     }
     float all = 0;
+#pragma GCC unroll 16
     for (int j = 0; j < SUMS; j++)
         all += first(sums[j]);
     return all;

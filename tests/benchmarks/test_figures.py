@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import floor
 import numpy as np
 import plot
 import pytest
@@ -152,3 +157,14 @@ def test_time_inside_a_watched_call_counts_once(monkeypatch: pytest.MonkeyPatch)
 def test_operations_are_summed_by_kind_and_size() -> None:
     labels = [label("norm", 576, 0), label("linear", 576, 960), label("linear", 576, 960)]
     assert by_kind(np.array([1.0, 2.0, 3.0]), labels) == {"device: norm": 1.0, "device: linear 576 to 960": 5.0}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None, reason="reads GCC's x86-64 assembly")
+@pytest.mark.parametrize("options", [["-mavx512f", "-mavx512vnni"], ["-mavx2", "-mfma"], []], ids=" ".join)
+def test_a_peak_is_of_registers_not_of_memory(options: list[str]) -> None:
+    """Sums that lie in memory are bound by it: two fifths of the peak."""
+    command = ["gcc", "-O3", "-S", *options, str(floor.SOURCE), "-o", "-"]
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    products = re.findall(r"\t(?:vfmadd\d+ps|vpdpbusd|mulps|vpmaddwd)\t(.*)", text)
+    assert len(products) >= 12
+    assert not [operands for operands in products if "(%rsp)" in operands]
