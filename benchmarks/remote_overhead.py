@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from bench import conditions, verdict
+from bench import cell, conditions, verdict
 
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.bucketing.row import Row, int32
@@ -58,17 +58,13 @@ def overheads(device: Device, step: PackedBatch, count: int) -> list[float]:
     return found[count // 10 :]
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):4.0f} us ({min(values):.0f}-{max(values):.0f})"
-
-
 def report(found: dict[tuple[str, str], list[float]]) -> None:
     """Medians of the rounds' medians, lowest and highest."""
     for what, bar in BARS.items():
         here, there = found[HERE, what], found[THERE, what]
         more = statistics.median(b - a for a, b in zip(here, there, strict=True))
         for where, values in ((HERE, here), (THERE, there)):
-            print(f"{where:18}  {what}  {spread(values)}")
+            print(f"{where:18}  {what}  {cell(values)} us")
         print(f"{verdict(more <= bar)} {what}: {more:.0f} us more in another process (bar {bar})")
 
 

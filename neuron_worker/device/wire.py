@@ -69,7 +69,7 @@ class Channel:
         self._socket = end
         self._received = b""
         if tick is not None:
-            # The kernel's timeouts: Python's own would cost every step two more system calls.
+            # The kernel's timeouts: Python's own would cost every message two more system calls.
             seconds = struct.pack("@ll", int(tick), int(tick % 1 * 1e6))
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)

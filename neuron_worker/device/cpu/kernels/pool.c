@@ -62,7 +62,7 @@ static int64_t microseconds(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Until there is another step, or for a moment: short beside the step that began then, whose threads others may need. */
+/* Until there is another step, or for a moment that is short beside the step, which began then. */
 static void linger(struct pool *pool, uint64_t seen, int64_t began)
 {
     int64_t now = microseconds(), share = (now - began) / LINGER_SHARE;
