@@ -14,7 +14,7 @@ from typing import Any
 
 from neuronserve.bucketing.errors import BucketError
 from neuronserve.bucketing.memory import MemoryFacts
-from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, Plan, make_plan
+from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, TOKEN_GENERATION_KEY, Plan, make_plan
 from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
 from neuronserve.speculative.settings import Speculation
@@ -162,7 +162,7 @@ def _config(given: _Given) -> NeuronConfig:
         activations=_activations(request, values, quantization, capabilities),
         chunk_tokens=chunk,
         context_buckets=env.context_buckets,
-        token_generation_buckets=env.token_generation_buckets,
+        token_generation_buckets=_token_generation_buckets(given, length),
         chunked_prefill=chunked,
         prefix_caching=_prefix_caching(request, block_size == length, capabilities, given.notes),
         sampling=_sampling(given),
@@ -178,6 +178,19 @@ def _config(given: _Given) -> NeuronConfig:
         overrides=given.override,
         speculation=_speculation(given, length),
     )
+
+
+def _token_generation_buckets(given: _Given, length: int) -> tuple[int, ...] | None:
+    """Where cores share the positions of a sequence, a cache line has one length in all graphs: the longest."""
+    asked = given.env.token_generation_buckets
+    if given.backend != OVERRIDDEN or not given.override.get("shard_over_sequence"):
+        return asked
+    if unused := [size for size in asked or () if size != length]:
+        given.notes.append(
+            f"{TOKEN_GENERATION_KEY}: {', '.join(map(str, unused))} not used with shard_over_sequence: every decode is "
+            f"at --max-model-len {length}"
+        )
+    return (length,)
 
 
 def _check(config: NeuronConfig, given: _Given, environ: Mapping[str, str]) -> None:

@@ -87,8 +87,10 @@ class Channel:
 
     def receive(self) -> Message:
         """The next message. After a TimeoutError it may be called again: nothing is lost."""
-        if len(self._received) < _HEADER_BYTES:
-            self._fill(_HEADER_BYTES)
+        while len(self._received) < _HEADER_BYTES:
+            self._fill(len(self._received) + 1)
+            if not self._received.startswith(_MAGIC[: len(self._received)]):  # noise can be shorter than a header
+                raise BadMessage(f"a message began with {self._received!r}")
         magic, verb, status, _, sequence, length = _HEADER.unpack_from(self._received)
         if magic != _MAGIC or length > _LARGEST_PAYLOAD:
             raise BadMessage(f"a message began with {self._received[:_HEADER_BYTES]!r}")

@@ -76,7 +76,7 @@ def test_a_message_in_pieces_survives_the_timeout_between_them(ends: Ends) -> No
     assert channel.receive() == SEAL
 
 
-@pytest.mark.parametrize("garbage", [b"Compiler status PASS\n", b"NSDP" + b"\xff" * 12])
+@pytest.mark.parametrize("garbage", [b"Compiler status PASS\n", b"NSDP" + b"\xff" * 12, b".", b"NSD?"])
 def test_garbage_is_told_apart(ends: Ends, garbage: bytes) -> None:
     channel, other = ends
     other.sendall(garbage)

@@ -452,6 +452,19 @@ def test_a_chip_takes_the_guides_override_in_silence(tiny: str) -> None:
     assert (list(done.warnings), said_of_options(done)) == ([], [])
 
 
+def test_cores_that_share_a_sequence_have_one_decode_graph(tiny: str) -> None:
+    asked = {"tensor_parallel_size": 32, "override": {"shard_over_sequence": True}}
+    buckets = {"NEURON_TOKEN_GEN_BUCKETS": "128,512,2048"}
+    done = resolved(tiny, buckets, **asked, options=CHIP)
+
+    assert [shape.context for shape in done.plan.shapes if shape.decode_rows] == [LENGTH]
+    assert said_of_options(done)[-1] == (
+        "NEURON_TOKEN_GEN_BUCKETS: 128, 512 not used with shard_over_sequence: every decode is at --max-model-len 2048"
+    )
+    elsewhere = resolved(tiny, buckets, **asked)
+    assert {shape.context for shape in elsewhere.plan.shapes if shape.decode_rows} == {128, 512, 2048}
+
+
 NORMS = {"sequence_parallel_norm": True, "sequence_parallel_norm_threshold": 1024}
 UNEVEN = r"multiples of --tensor-parallel-size \(24\), 2048, 4096 are not: set NEURON_CONTEXT_LENGTH_BUCKETS to such"
 
