@@ -283,6 +283,6 @@ def _on_device(verb: Callable[[Given], Answer], given: Given) -> Answer:
         return verb(given)
     except DeviceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.exception("a defect of the device's backend")  # the log has where
         raise DeviceLost(f"the device's backend failed: {type(error).__name__}: {error}") from error

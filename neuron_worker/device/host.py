@@ -84,7 +84,7 @@ class Host:
             num_logits, num_scores, seconds = self._run(index, prompt_logprobs)
         except BadMessage:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._channel.send(_RUN, _FAILED, sequence, _report(error))
         else:
             self._line.send(REPLY, sequence, num_logits, num_scores, seconds)
@@ -96,7 +96,7 @@ class Host:
             status, answer = _DONE, self._answer(verb, payload)
         except BadMessage:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a backend's tools may think that the process is theirs
             status, answer = _FAILED, _report(error)
         self._channel.send(verb, status, sequence, answer)
         return verb
@@ -177,7 +177,7 @@ class Host:
         return self._device
 
 
-def _report(error: Exception) -> bytes:
+def _report(error: BaseException) -> bytes:
     if not isinstance(error, DeviceError):
         traceback.print_exception(error)  # a backend's defect: the log has where
     return to_json(error_to_json(error))
@@ -211,6 +211,9 @@ def main(arguments: Sequence[str]) -> None:
         pass
     except BadMessage as error:
         print(f"the client sent what is not of this protocol: {error}", file=sys.stderr)
+        code = 1
+    except BaseException:
+        traceback.print_exc()
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

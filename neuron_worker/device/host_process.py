@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ class HostProcess:
         self._command = [self.python, str(_FOLDER), *arguments]
         self._descriptors = tuple(descriptors)
         self._owner = os.getpid()
+        self._mark = uuid.uuid4().hex
         self._failure: OSError | None = None
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._started = threading.Event()
@@ -63,6 +65,7 @@ class HostProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        leash.end_what_is_left(self._mark)  # it could hold the end of the output, too
         self._thread.join(timeout=5)
 
     def obituary(self) -> str:
@@ -88,7 +91,7 @@ class HostProcess:
                 text=True,
                 errors="replace",
                 pass_fds=self._descriptors,
-                env=environment(self.python, os.environ),
+                env={**environment(self.python, os.environ), leash.MARK: self._mark},
                 start_new_session=True,  # the terminal's Ctrl-C is for the server, which then closes the device
             )
         except OSError as error:

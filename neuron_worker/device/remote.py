@@ -198,8 +198,7 @@ class RemoteDevice:
             self._lose("ended while idle")
         now, beats = time.monotonic(), int(self._beats[0])
         checked, seen, silent = self._last_check
-        # A pause of this process's own, as of a container that was frozen, is no silence of the other's.
-        silent = 0.0 if beats != seen else silent + min(now - checked, 5 * _TICK_SECONDS)
+        silent = 0.0 if beats != seen else silent + _passed(checked, now)
         self._last_check = now, beats, silent
         if silent >= self.deadlines.silence:
             self._lose(f"hung while idle: no sign of life for {self.deadlines.silence:g} s")
@@ -359,18 +358,20 @@ class RemoteDevice:
     def _wait_for(self, verb: Verb, receive: Callable[[], T]) -> T:
         """What `receive` has, which raises TimeoutError at every tick without it."""
         deadline, silence = self.deadlines.of(verb), self.deadlines.silence_of(verb)
-        now = time.monotonic()
-        give_up, last_sign, beats = now + deadline, now, int(self._beats[0])
+        seen, beats = time.monotonic(), int(self._beats[0])
+        waited = silent = 0.0
         while True:
             try:
                 return receive()
             except TimeoutError:  # one tick
-                now = time.monotonic()
-            if int(self._beats[0]) != beats:
-                last_sign, beats = now, int(self._beats[0])
-            if now - last_sign >= silence:
+                before, seen = seen, time.monotonic()
+            passed = _passed(before, seen)
+            waited += passed
+            silent = silent + passed if int(self._beats[0]) == beats else 0.0
+            beats = int(self._beats[0])
+            if silent >= silence:
                 raise TimeoutError(f"no sign of life for {silence:g} s")
-            if now >= give_up:
+            if waited >= deadline:
                 raise TimeoutError(f"no answer within {deadline:g} s{_RAISED_BY.get(verb, '')}")
 
     def _find(self, shape: StepShape) -> tuple[int, StepMemory]:
@@ -403,6 +404,12 @@ class RemoteDevice:
         self._beats = _NO_BEATS
         if self._finalizer.detach():
             _release(self._process, self._ends, patience)
+
+
+def _passed(since: float, now: float) -> float:
+    """Seconds between two looks at the other process. A pause of this one's own, as of a container that was frozen, is
+    no silence of the other's."""
+    return min(now - since, 5 * _TICK_SECONDS)
 
 
 def _name(verb: Verb) -> str:

@@ -163,7 +163,7 @@ def type_from_json(kind: type[T], values: object) -> T:
     return kind(**given)
 
 
-def error_to_json(error: Exception) -> dict[str, Any]:
+def error_to_json(error: BaseException) -> dict[str, Any]:
     """An error as its class's names, the most special first, and its message."""
     if not isinstance(error, DeviceError):
         return {"types": ["DeviceError"], "message": f"the backend failed: {type(error).__name__}: {error}"}
