@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -82,13 +83,12 @@ class DynamoCompiler:
 
     def __init__(self, place: str = "neuron") -> None:
         self._place = place
+        self._moved: dict[Tensor, nn.Parameter] = {}  # by what it was on the host, and by itself
 
     def compile(self, graph: nn.Module, inputs: tuple[Tensor, ...], aliases: Mapping[Tensor, int]) -> Compiled:
-        state = list(aliases)
-        graph.to(self._place)
-        compiled = torch.compile(
-            _Overwriting(graph, state, list(aliases.values())), backend="neuron", fullgraph=True, dynamic=False
-        )
+        self._move(graph)
+        outputs = {index: self._moved[tensor] for tensor, index in aliases.items()}
+        compiled = torch.compile(_overwriting(graph, outputs), backend="neuron", fullgraph=True, dynamic=False)
 
         def call(*arrays: Tensor) -> tuple[Tensor, ...]:
             return tuple(result.cpu() for result in compiled(*(array.to(self._place) for array in arrays)))
@@ -96,17 +96,36 @@ class DynamoCompiler:
         call(*inputs)  # compiles; padding alone writes to the scratch block
         return call
 
+    def _move(self, graph: nn.Module) -> None:
+        """Not by `Module.to`: a chip's tensor may not fit into the host's parameter, and then every module that has
+        the parameter gets one of its own, and what one graph writes the others never read."""
+        for module in graph.modules():
+            for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
+                setattr(module, name, self._on_chip(tensor))
 
-class _Overwriting(nn.Module):
-    def __init__(self, graph: nn.Module, state: list[Tensor], outputs: list[int]) -> None:
-        super().__init__()
-        self._graph, self._state, self._outputs = graph, state, outputs
+    def _on_chip(self, tensor: Tensor) -> nn.Parameter:
+        if tensor not in self._moved:
+            moved = nn.Parameter(tensor.to(self._place), requires_grad=False)
+            self._moved[tensor] = self._moved[moved] = moved
+            tensor.data = torch.empty(0, dtype=tensor.dtype)  # the host's memory is given back, nothing stale is read
+        return self._moved[tensor]
 
-    def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
-        outputs = self._graph(*arrays)
-        for tensor, index in zip(self._state, self._outputs):  # noqa: B905
+
+def _overwriting(graph: nn.Module, state: Mapping[int, Tensor]) -> Compiled:
+    """`graph` with each of the outputs in `state` written over its tensor instead of given back.
+
+    Dynamo counts what it compiled by code object and refuses a ninth (`recompile_limit`); functions of one text share
+    theirs, so every graph gets a copy. Its `isolate_recompiles` would do up to 256 graphs in a process's life
+    (`accumulated_recompile_limit`), fewer than the largest plan and its copying of blocks.
+    """
+
+    def step(*arrays: Tensor) -> tuple[Tensor, ...]:
+        outputs = graph(*arrays)
+        for index, tensor in state.items():
             tensor.copy_(outputs[index])
-        return tuple(output for index, output in enumerate(outputs) if index not in self._outputs)
+        return tuple(output for index, output in enumerate(outputs) if index not in state)
+
+    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, closure=step.__closure__)
 
 
 def load(dtype: str) -> Compiler:
