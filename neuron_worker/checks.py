@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from .reference import Reference
 from .trial import Request, Trial
 
 COUNT = 8  # tokens after each prompt
+SILENCE = 10.0  # seconds, where a process is stopped on purpose
 
 
 class Failed(AssertionError):
@@ -230,6 +231,33 @@ def killed_in_a_step(bench: Bench) -> None:
     _equal("tokens after the restart", _each_alone(bench), expected)
 
 
+def stopped_in_a_step(bench: Bench) -> None:
+    """stopped in a step: found by its silence, restarted"""
+    device, expected = _remote(bench), _each_alone(bench)
+    usual = device.deadlines
+    device.deadlines = replace(usual, silence=SILENCE)
+    os.kill(device.pid, signal.SIGSTOP)
+    try:
+        error = _refuses(DeviceLost, lambda: bench.trial.run([_prompt_row(bench, Want.NOTHING)]))
+    finally:
+        device.deadlines = usual
+    if "no sign of life" not in str(error):
+        raise Failed(f"lost for another reason: {error}")
+    device.restart()
+    _equal("tokens after the restart", _each_alone(bench), expected)
+
+
+def reported(bench: Bench) -> None:
+    """an error there is one here, and the process lives on"""
+    device = bench.make()
+    try:
+        _refuses(LoadError, lambda: device.load("/no-model-here", bench.config.device_options()))
+        if not isinstance(device, RemoteDevice) or not device.is_alive:
+            raise Failed("the process ended with the error")
+    finally:
+        device.close()
+
+
 def nothing_left(bench: Bench) -> None:
     """closed, and no process of it is left"""
     pid = _remote(bench).pid
@@ -245,7 +273,7 @@ def nothing_left(bench: Bench) -> None:
 CONTRACT: tuple[Check, ...] = (plain_data, verbs_in_order, missing_model, sealed, unknown_shape, logits, likeliest)
 EXACTNESS: tuple[Check, ...] = (repeated, joined_late, batched, left_early, chunked, mixed, copied_blocks)
 END: tuple[Check, ...] = (closed,)
-FAULTS: tuple[Check, ...] = (killed_between_steps, killed_in_a_step, nothing_left)
+FAULTS: tuple[Check, ...] = (killed_between_steps, killed_in_a_step, stopped_in_a_step, reported, nothing_left)
 
 
 def _equal(what: str, found: object, expected: object) -> None:

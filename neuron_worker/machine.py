@@ -20,6 +20,7 @@ from pathlib import Path
 
 from .device.environment import COUNT_KEY, VISIBLE_KEY, cores
 from .device.errors import DeviceError
+from .device.host_process import find_python
 from .errors import ConfigError
 
 CORES_PER_DEVICE = 2
@@ -32,13 +33,17 @@ PLACEHOLDER = "1.0"
 
 _DRIVER = "sys/module/neuron"
 _PRODUCT = "sys/devices/virtual/dmi/id/product_name"
+_MARK = "neuronserve's answer:"
+"""An interpreter's own start may print, too."""
+
+_PATIENCE = 300  # seconds; a slow disk, and nothing of it in memory
 _ASK = f"""
 import importlib.metadata as m, json, sys
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
 found = {{name: version(name) for name in {PACKAGES!r}}}
-print(json.dumps([sys.version.split()[0], {{name: v for name, v in found.items() if v}}]))
+print({_MARK!r}, json.dumps([sys.version.split()[0], {{name: v for name, v in found.items() if v}}]))
 """
 
 
@@ -115,15 +120,17 @@ def ask_interpreter(device_python: str | None) -> Interpreter:
         found = {name: version for name in PACKAGES if (version := _version(name))}
         return Interpreter(sys.executable, sys.version.split()[0], found)
     try:
-        done = subprocess.run(
-            [device_python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        command = [find_python(device_python), "-I", "-c", _ASK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except (DeviceError, OSError, subprocess.TimeoutExpired) as error:
         return Interpreter(device_python, problem=f"cannot be started ({error})")
     if done.returncode:
         said = " ".join(done.stderr.split()[-12:])
         return Interpreter(device_python, problem=f"ended with status {done.returncode}: {said}")
-    version, packages = json.loads(done.stdout)
+    try:
+        version, packages = json.loads(done.stdout.rpartition(_MARK)[2])
+    except ValueError:
+        return Interpreter(device_python, problem=f"is no Python: it answered {done.stdout[-80:]!r}")
     return Interpreter(device_python, version, packages)
 
 

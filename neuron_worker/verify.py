@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,6 @@ from .checks import Bench, Check
 from .config import NeuronConfig, ServeRequest
 from .device.base import Device
 from .device.errors import DeviceError
-from .device.remote import RemoteDevice
 from .picking import check_room
 from .resolve import Resolution, resolve
 from .trial import Trial
@@ -109,7 +108,8 @@ def _lines(resolution: Resolution, model_dir: str) -> Iterator[Line]:
     config = resolution.config
 
     def elsewhere() -> Device:
-        return RemoteDevice(config.backend, config.device_python or sys.executable)
+        python = config.device_python or sys.executable
+        return replace(config, device_python=python).create_device()
 
     yield from run_groups(config, model_dir, config.create_device, GROUPS)
     if config.capabilities.on_chip and config.device_python is None:

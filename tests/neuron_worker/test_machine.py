@@ -101,6 +101,24 @@ def test_another_interpreter_answers_as_this_one_does() -> None:
     assert ask_interpreter(sys.executable) == Interpreter(sys.executable, here.version, here.packages)
 
 
+def test_an_interpreter_may_be_named_as_in_a_shell_and_print_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talkative = tmp_path / "python"
+    talkative.write_text(f'#!/bin/sh\necho "[1, 2] welcome"\nexec {sys.executable} "$@"\n')
+    talkative.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    found = ask_interpreter("~/python")
+
+    assert found.problem is None
+    assert found.packages == ask_interpreter(None).packages
+
+
+def test_what_answers_but_is_no_python_has_a_problem() -> None:
+    assert ask_interpreter("true").problem == "is no Python: it answered ''"
+
+
 def test_an_interpreter_that_is_none_has_a_problem(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no such thing >&2\nexit 3\n")

@@ -12,15 +12,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from neuronserve.neuron_worker import reference, tiny_checkpoint
+from neuronserve.neuron_worker import checks, reference, tiny_checkpoint
 from neuronserve.neuron_worker.answer_checks import CHECKS
 from neuronserve.neuron_worker.config import ServeRequest
-from neuronserve.neuron_worker.device import arithmetic
+from neuronserve.neuron_worker.device import arithmetic, remote
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.arithmetic_cache import Int64
 from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch, StepShape
 from neuronserve.neuron_worker.device.errors import UnsupportedModel
 from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
+from neuronserve.neuron_worker.device.remote import Deadlines, RemoteDevice
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.resolve import resolve
 from neuronserve.neuron_worker.verify import Asked, Verdict, run_groups, verify
@@ -36,6 +37,11 @@ FAKES = str(Path(__file__).resolve().parents[1] / "fakes")
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("NEURONSERVE_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SILENCE", 2.0)
 
 
 def rows(verdict: Verdict) -> dict[tuple[str, str], str]:
@@ -58,6 +64,19 @@ def test_the_embedded_devices_pass(backend: str, skipped: int) -> None:
     assert {group for group, _ in rows(verdict)} == {"contract", "exactness", "faults"}
 
 
+def test_the_users_deadlines_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Deadlines] = []
+    real = remote.RemoteDevice.__init__
+
+    def noted(self: RemoteDevice, backend: str, python: str, deadlines: Deadlines | None = None) -> None:
+        made.append(deadlines or Deadlines())
+        real(self, backend, python, deadlines)
+
+    monkeypatch.setattr(remote.RemoteDevice, "__init__", noted)
+    verify(Asked({"backend": "arithmetic", "device_timeout": 77, "device_prepare_timeout": 99}), {})
+    assert {(deadlines.run, deadlines.compile) for deadlines in made} == {(77, 99)}
+
+
 def test_a_device_in_another_interpreter_passes() -> None:
     verdict = verify(Asked({"backend": "arithmetic", "device_python": sys.executable}), {})
     assert verdict.passed, verdict.text
@@ -71,7 +90,8 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr()
     assert "| model | my-model |" in printed.out
     assert "| faults | killed in a step, restarted | pass |" in printed.out
-    assert printed.out.rstrip().endswith("23 passed, 0 skipped, 0 failed")
+    assert "| faults | stopped in a step: found by its silence, restarted | pass |" in printed.out
+    assert printed.out.rstrip().endswith("25 passed, 0 skipped, 0 failed")
     assert "exactness: joined late, in a full batch: pass" in printed.err
 
 
@@ -92,7 +112,7 @@ def test_a_chip_in_this_process_is_not_asked_to_die(chip_s_library: str, monkeyp
 
     assert verdict.passed, verdict.text
     faults = [result for (group, _), result in rows(verdict).items() if group == "faults"]
-    assert faults == ["skip: this process keeps the cores; name a device_python"] * 3
+    assert faults == ["skip: this process keeps the cores; name a device_python"] * len(checks.FAULTS)
 
 
 def test_a_chip_in_an_interpreter_of_its_own_is(chip_s_library: str, tmp_path: Path) -> None:
@@ -103,7 +123,7 @@ def test_a_chip_in_an_interpreter_of_its_own_is(chip_s_library: str, tmp_path: P
     assert verdict.passed, verdict.text
     faults = [result for (group, _), result in rows(verdict).items() if group == "faults"]
     assert faults == ["pass"] * len(faults)
-    assert len(faults) == 4  # it comes up, and three checks
+    assert len(faults) == 1 + len(checks.FAULTS)  # it comes up, and is checked
 
 
 def test_sizes_in_the_shell_are_a_servers_affair() -> None:
