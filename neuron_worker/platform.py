@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from neuronserve.neuron_worker import endpoint_plugin, environment, legacy_args, overrides, refusals, speculation
+from neuronserve.neuron_worker import (
+    endpoint_plugin,
+    environment,
+    first_line,
+    legacy_args,
+    overrides,
+    refusals,
+    speculation,
+)
 from neuronserve.neuron_worker.config import (
     ASKED_KEY,
     OPTIONS_KEY,
@@ -194,7 +202,7 @@ def _speaks(parallel: ParallelConfig) -> bool:
 
 
 def _announce(resolution: Resolution, without_effect: Sequence[str]) -> None:
-    logger.info("%s", resolution.device)
+    first_line.say(resolution.device)
     for warning in resolution.warnings:
         logger.warning("%s", warning)
     for note in (*resolution.notes, *without_effect):

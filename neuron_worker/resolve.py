@@ -96,6 +96,16 @@ def backend_name(given: Mapping[str, object], environ: Mapping[str, str]) -> str
     return picked(values, Environment.read(environ), _look(values, environ)).backend
 
 
+def device_line(given: Mapping[str, object], environ: Mapping[str, str]) -> str:
+    """Which backend these options ask for, and why."""
+    values, _ = options.read(given, environ)
+    return _line(picked(values, Environment.read(environ), _look(values, environ)))
+
+
+def _line(choice: Pick) -> str:
+    return f"device: {choice.backend} ({choice.why})"
+
+
 def _look(values: Mapping[str, object], environ: Mapping[str, str]) -> Machine:
     return machine.look(environ, _optional_text(values["device_python"]))
 
@@ -138,9 +148,8 @@ def _resolve(request: ServeRequest, environ: Mapping[str, str], here: Machine) -
     config = _config(given)
     plan = _plan(config)
     _check(config, given, environ)
-    device = f"device: {choice.backend} ({choice.why})"
     draft = draft_rules.size_of(config.speculation, request.draft_dir, capabilities)
-    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), device, here, draft)
+    return Resolution(config, plan, spec, tuple(notes), tuple(warnings), _line(choice), here, draft)
 
 
 def _config(given: _Given) -> NeuronConfig:

@@ -23,7 +23,7 @@ from typing import Any
 
 from neuronserve.speculative.settings import BY_A_DRAFT
 
-from . import draining, engine_end, legacy_args, startup_errors
+from . import draining, engine_end, first_line, legacy_args, startup_errors
 
 
 @dataclass(frozen=True)
@@ -225,6 +225,23 @@ def change_server_socket() -> None:
     launcher.create_server_socket = _mark(create_server_socket, original)
 
 
+def change_first_line() -> None:
+    launched = [
+        importlib.import_module(f"vllm.entrypoints.{name}") for name in ("launchers.api_server.entry", "cli.serve")
+    ]
+    for module in launched:
+        if not _is_ours(module.setup_server):
+            module.setup_server = _mark(_after_the_device(module.setup_server), module.setup_server)  # type: ignore[attr-defined]
+
+
+def _after_the_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    def setup_server(args: Any, **keywords: Any) -> Any:
+        first_line.foretell(args.additional_config, os.environ)
+        return original(args, **keywords)
+
+    return setup_server
+
+
 # -- routes
 
 
@@ -410,6 +427,12 @@ CHANGES = (
         reason="the error of a busy port does not name the port",
         until="vLLM's message names the address",
         apply=change_server_socket,
+    ),
+    Change(
+        target="vllm.entrypoints.launchers.launcher.setup_server, where it was imported to",
+        reason="its banner comes before anything is known of the device, and the first line should name that",
+        until="vLLM asks the platform for its first line",
+        apply=change_first_line,
     ),
     Change(
         target="vllm.entrypoints.launchers.app.register_api_routers",

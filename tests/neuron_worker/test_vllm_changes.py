@@ -23,6 +23,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.entrypoints.cli import serve as cli_serve
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
@@ -35,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.utils import APIServerProcessManager
 
-from neuronserve.neuron_worker import draining, engine_end, vllm_changes
+from neuronserve.neuron_worker import draining, engine_end, first_line, vllm_changes
 from neuronserve.neuron_worker.vllm_changes import CHANGES, EARLY
 
 from .tiny_model import SMOLLM2_HEADS, tiny_model
@@ -166,6 +167,44 @@ def test_vllms_own_message_does_not_name_the_port() -> None:
             inspect.unwrap(launcher.create_server_socket)(("127.0.0.1", port), reuse_port=False)
 
         assert str(port) not in str(error.value)
+
+
+# -- the first line
+
+
+def said_first(setup_server: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+
+    class Stop(Exception):
+        pass
+
+    def banner(*_: Any) -> None:
+        said.append("banner")
+        raise Stop
+
+    monkeypatch.setattr(launcher, "log_version_and_model", banner)
+    monkeypatch.setattr(first_line, "_said", set())
+    monkeypatch.setattr(first_line.logger, "info", lambda _, line: said.append(line))
+    options = {"neuronserve": {"backend": "arithmetic"}}
+    with pytest.raises(Stop):
+        setup_server(Namespace(model="m", additional_config=options), reuse_port=False)
+    return said
+
+
+@pytest.mark.parametrize("module", [entry, cli_serve])
+def test_the_device_is_named_before_the_banner(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, banner = said_first(module.setup_server, monkeypatch)
+    assert (device.partition(" (")[0], banner) == ("device: arithmetic", "banner")
+
+
+def test_vllm_begins_with_its_banner(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_first(inspect.unwrap(entry.setup_server), monkeypatch) == ["banner"]
+
+
+def test_options_that_are_not_well_formed_are_left_to_their_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_line, "say", pytest.fail)
+    first_line.foretell({"neuronserve": {"backend": "no-such"}}, {})
+    first_line.foretell("no object", {})
 
 
 # -- routes
