@@ -3,7 +3,10 @@
     artifact_key(config, model_dir, sdk, environ) ──▶ ArtifactKey
 
 The same for a server and for `neuronserve cache lookup`. Weights are no part of it: they are inputs of a graph, so a
-model and its fine-tunes share one. Imports neither vLLM nor torch nor an SDK.
+model and its fine-tunes share one. How a step travels to a device in another process is no part of it either: of the
+types that cross, those that shape a graph (shapes, options) are here by their values. What the backend's code makes of
+them is in the name of its folder within an entry (`artifacts.identity`), so a change there compiles anew by itself.
+Imports neither vLLM nor torch nor an SDK.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from .config import NeuronConfig
 from .device.environment import compiler_flags
 from .device.errors import DeviceError
 from .device.transformers_neuronx.artifacts import NOT_COMPILED_IN
-from .device.wire import PROTOCOL
 from .errors import ConfigError
 from .machine import Interpreter
 from .warmup import describe
@@ -31,7 +33,6 @@ def artifact_key(config: NeuronConfig, model_dir: str, sdk: Interpreter, environ
     packages = dict(sdk.packages)
     return ArtifactKey(
         backend=config.backend,
-        protocol=PROTOCOL,
         model=_model(model_dir),
         shapes=tuple(describe(shape) for shape in config.plan.shapes),
         max_num_seqs=config.max_num_seqs,

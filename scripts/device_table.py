@@ -26,6 +26,13 @@ def _or(value: int | None, unlimited: str) -> str:
     return unlimited if value is None else str(value)
 
 
+def _draft(c: Capabilities) -> str:
+    """Where it runs; a device that fuses it takes no drafts from outside, so no prompt lookup either."""
+    if c.fused_speculation:
+        return "fused into the step"
+    return "beside the model" if c.drafts else "refused"
+
+
 FEATURES: tuple[tuple[str, Callable[[Capabilities], str]], ...] = (
     ("runs on a chip", lambda c: _yes(c.on_chip)),
     ("cache", lambda c: "blocks" if c.kv_layout == "blocks" else "a slot per sequence"),
@@ -36,10 +43,16 @@ FEATURES: tuple[tuple[str, Callable[[Capabilities], str]], ...] = (
     ("largest `top_k` there", lambda c: _or(c.max_top_k, "any")),
     ("logits for seeds, grammars, logprobs", lambda c: _yes("logits" in c.outputs)),
     ("log-probabilities of prompts", lambda c: _yes(c.prompt_logprobs)),
-    ("drafts fused into the step", lambda c: _yes(c.fused_speculation)),
+    ("drafts by prompt lookup", lambda c: _yes(not c.fused_speculation)),
+    ("a draft model, an EAGLE head", _draft),
+    ("an EAGLE-3 head", lambda c: _yes(c.drafts)),
     ("cores", lambda c: ", ".join(map(str, c.tensor_parallel_degrees or ())) or "any number"),
     ("types", lambda c: ", ".join(c.dtypes)),
     ("quantised weights", lambda c: ", ".join(c.quantizations) or "no"),
+    ("activations in int8 beside int8 weights", lambda c: _yes(c.rounds_activations)),
+    ("type of the cache", lambda c: c.cache_dtype or "the model's"),
+    ("experimental architectures", lambda c: ", ".join(c.more_architectures) or "none"),
+    ("compiled graphs kept as files", lambda c: _yes(c.saves_graphs)),
 )
 
 

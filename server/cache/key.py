@@ -38,7 +38,6 @@ class ArtifactKey:
     """Everything that changes the artifact. Values are JSON; made by whoever knows the device."""
 
     backend: str
-    protocol: int  # of the device's side: how it builds graphs may change with it
     model: Mapping[str, Any]  # config.json, without what no artifact depends on
     shapes: tuple[str, ...]  # the plan's, in words
     max_num_seqs: int

@@ -1,7 +1,9 @@
-"""The same tokens with the device in another process: by this interpreter, and by one that has numpy and torch alone.
+"""The same tokens with the device in another process: by this interpreter, and by one that has no server.
 
-These are the tests of `test_smollm2`, unchanged: all engines of them by this interpreter, one by the bare one, which
-differs in what it can import and in no shape. Without `--full` one engine, and one start of the bare interpreter.
+The tests of `test_smollm2`, every one and unchanged. By default they run on one engine by this interpreter; with
+`--full` on all engines of that module by this interpreter, and on one by the bare interpreter, which has numpy, torch
+and what torch imports, and differs in no shape. What the bare one lacks is looked at either way, and it answers three
+short prompts for each of the CPU's two backends.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import pytest
 
 from ..tools.bare_python import MUST_BE_ABSENT, NEEDED, bare_python, importable
 from ..tools.prompts import Prompt
+from . import test_smollm2
 from .conftest import greedy
 from .test_smollm2 import (  # noqa: F401  (collected here, on this module's engine)
     ENGINES,
     cold,
     test_a_longer_prompt_continues_a_cached_one,
     test_alone,
+    test_chunks_are_cut,
     test_eight_at_once,
     test_joined_late,
     test_prefix_hit,
@@ -52,6 +56,10 @@ def engine(request: pytest.FixtureRequest, running: Callable[..., Any], bare: st
     options = {**arguments.pop("options", {}), "device_python": python}
     with running(**arguments, options=options) as engine:
         yield engine
+
+
+def test_no_test_of_the_other_module_is_missing_here() -> None:
+    assert {name for name in vars(test_smollm2) if name.startswith("test_")} <= globals().keys()
 
 
 def test_the_bare_interpreter_has_no_server(bare: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from importlib import import_module
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from neuronserve.neuron_worker import kept_graphs, legacy_args
 from neuronserve.neuron_worker import resolve as resolving
 from neuronserve.neuron_worker.artifact_key import artifact_key
 from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
+from neuronserve.neuron_worker.device import wire
+from neuronserve.neuron_worker.device.transformers_neuronx import neuron_config
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Interpreter, Machine
 from neuronserve.server.cache.places import Places
@@ -123,6 +125,18 @@ def test_damage_is_set_aside_and_compiled_anew(start: Callable[..., list[str]], 
     assert start(artifacts=kept) == LOADED
 
 
+def test_what_this_package_would_build_otherwise_is_compiled_anew(
+    start: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same key: the device's own name for what it builds differs."""
+    kept = str(tmp_path / "kept")
+    assert start(artifacts=kept) == COMPILED
+    before = neuron_config.values
+    monkeypatch.setattr(neuron_config, "values", lambda *given: {**before(*given), "fuse_qkv": False})
+    assert start(artifacts=kept) == COMPILED
+    assert start(artifacts=kept) == LOADED
+
+
 def test_a_start_that_may_not_compile_fails_with_what_differs(
     start: Callable[..., list[str]], chip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +205,16 @@ def test_settings_that_decide_none_are_not(tiny: str) -> None:
     )
     assert key_of(other, tiny) == key_of(config, tiny)
     assert key_of(config, tiny, {"NEURON_CC_FLAGS": "--cache_dir=/x --no_cache"}) == key_of(config, tiny)
+
+
+def test_another_protocol_to_the_devices_process_finds_the_same_graphs(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolved(tiny, **ON_CHIP).config
+    before = key_of(config, tiny)
+    monkeypatch.setattr(wire, "PROTOCOL", wire.PROTOCOL + 1)
+    module = reload(import_module("neuronserve.neuron_worker.artifact_key"))
+    assert module.artifact_key(config, tiny, SDK, {}).name == before
 
 
 def test_the_sdk_the_flags_and_the_model_are_in_the_key(tiny: str, tmp_path: Path) -> None:

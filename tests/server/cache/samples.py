@@ -12,7 +12,6 @@ ABOUT = {"model": "org/tiny"}
 
 FIELDS: dict[str, Any] = {
     "backend": "transformers-neuronx",
-    "protocol": 2,
     "model": {"model_type": "llama", "hidden_size": 64, "rope_scaling": {"factor": 8.0}},
     "shapes": ("decode 4, context 128", "prefill 64, context 64"),
     "max_num_seqs": 4,

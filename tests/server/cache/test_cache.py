@@ -117,7 +117,6 @@ def entry(changes: dict[str, Any], model: str = "org/tiny", created: str = "2026
         ([{"tensor_parallel_size": 8}], "differs: tensor_parallel_size is 2 here and 8 there"),
         ([{"quantization": "int8"}], 'differs: quantization is none here and "int8" there'),
         ([{"compiler_flags": ()}], 'differs: compiler_flags is ["-O1"] here and [] there'),
-        ([{"protocol": 1}], "differs: protocol is 2 here and 1 there"),
         ([{"libraries": {"transformers-neuronx": "0.12"}}], 'libraries.transformers-neuronx is "0.13.1216" here and'),
         ([{"neuron_config": {"fuse_qkv": True, "qkv_tiling": True}}], "neuron_config.qkv_tiling is absent here and"),
         ([{"model": {**FIELDS["model"], "hidden_size": 128}}], "differs: model.hidden_size is 64 here and 128 there"),
