@@ -1,8 +1,8 @@
 """Greedy tokens equal transformers' with drafts in every step, however a request arrived; seeded ones equal plain ones.
 
 Drafts are looked up in the prompt, or come from a model beside the model: a random one, which is never right, or the
-model itself, which always is, as long as its own part of the cache is in step; or from an EAGLE head with random
-weights. However a request came to its text, a draft on the device says the same after it. Without `--full`: ten
+model itself, which always is, as long as its own part of the cache is in step; or from an EAGLE or EAGLE-3 head with
+random weights. However a request came to its text, a draft on the device says the same after it. Without `--full`: ten
 prompts, 24 tokens each; with it, all forty and 64.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from neuronserve.speculative.proposer import Context
 
 from ..tools.prompts import Prompt
-from ..tools.random_model import random_eagle_head, random_llama
+from ..tools.random_model import random_eagle3_head, random_eagle_head, random_llama
 from .conftest import greedy
 from .test_smollm2 import check, test_alone, test_eight_at_once  # noqa: F401  (collected here, on this module's engine)
 
@@ -41,6 +41,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "random-tiny_cache": TINY_CACHE,
     "itself-chunks_32": CHUNKS,
     "eagle-both": {**CHUNKS, "num_gpu_blocks_override": 160},
+    "eagle3-both": {**CHUNKS, "num_gpu_blocks_override": 160},
 }
 
 
@@ -65,13 +66,19 @@ def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     small: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     random = random_llama(tmp_path_factory.mktemp("eagle-random"), tokenizer_from=smollm2, **small)
     head = random_eagle_head(tmp_path_factory.mktemp("head"), smollm2, draft_vocab=4096)
-    return {"lookup": "ngram", "random": str(random), "itself": str(smollm2), "eagle": str(head)}
+    head3 = random_eagle3_head(tmp_path_factory.mktemp("head3"), smollm2, draft_vocab=4096, layers=(2, 15, 27))
+    heads = {"eagle": str(head), "eagle3": str(head3)}
+    return {"lookup": "ngram", "random": str(random), "itself": str(smollm2), **heads}
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, running: Callable[..., Any], drafts: dict[str, str]) -> Iterator[Engine]:
-    model = drafts[request.param.split("-")[0]]
+    name = request.param.split("-")[0]
+    model = drafts[name]
     with running(speculative_model=model, num_speculative_tokens=NUM_DRAFTS, **ENGINES[request.param]) as engine:
+        config = engine.core.vllm_config.speculative_config
+        assert config is not None
+        assert config.method == {"lookup": "ngram", "random": "draft_model", "itself": "draft_model"}.get(name, name)
         if model != "ngram":
             engine.llm.collective_rpc(lambda worker: worker)[0].runner._drafter._proposer = SameAsBefore()
         yield engine
@@ -90,7 +97,7 @@ def cold(engine: Engine, drafts: dict[str, str]) -> Iterator[Engine]:
     assert drafted > 0
     if config.model == drafts["itself"]:
         assert kept == drafted
-    assert kept > 0 or config.model in (drafts["random"], drafts["eagle"])
+    assert kept > 0 or config.model in (drafts["random"], drafts["eagle"], drafts["eagle3"])
 
 
 def drafted_and_kept(engine: Engine) -> tuple[int, int]:
