@@ -56,8 +56,8 @@ INLINE void score_tile_of(const struct attention *a, const struct key_tile *tile
                           const int lanes)
 {
     const struct key_tile t = *tile;
-    const float *queries = a->queries + row * a->dim;
     const int64_t dim = a->dim;
+    struct column queries = column_of(a->queries + row * dim, dim, rows);
     vf sums[MAX_ROWS][NV];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -72,11 +72,12 @@ INLINE void score_tile_of(const struct attention *a, const struct key_tile *tile
             k[v] = load_keys(&t, v, d, lanes);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            vf q = splat(queries[r * dim + d]);
+            vf q = splat(in_row(&queries, r));
 #pragma GCC unroll 4
             for (int v = 0; v < NV; v++)
                 sums[r][v] = fma_(q, k[v], sums[r][v]);
         }
+        next_column(&queries, rows);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -97,7 +98,7 @@ INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column
             sums[r][v] = splat(0.0f);
     for (int64_t key = a->first_key; key < a->end_key;) {
         const float *values = a->values + a->blocks[key / size] * a->block_floats + key % size * dim + column;
-        const float *scores = a->scores + row * stride + key - a->base_key;
+        struct column scores = column_of(a->scores + row * stride + key - a->base_key, stride, rows);
         const int64_t count = smaller(size - key % size, a->end_key - key);
         const float *next = key + count < a->end_key
                                 ? a->values + a->blocks[key / size + 1] * a->block_floats + column : values;
@@ -111,11 +112,12 @@ INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column
             }
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
-                vf p = splat(scores[r * stride + i]);
+                vf p = splat(in_row(&scores, r));
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; v++)
                     sums[r][v] = fma_(p, w[v], sums[r][v]);
             }
+            next_column(&scores, rows);
         }
         key += count;
     }

@@ -22,9 +22,8 @@ enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2 };
 #endif
 enum { NEAR_BYTES = 1536, FAR_BYTES = 8192 };
 
-/* One input: `rows` values times one vector of the panel after the other. `x` points at the input's column. */
-INLINE void add_products(vf sums[MAX_ROWS][NV], const float *x, int64_t x_stride, const char *at, const int rows,
-                         const int type)
+/* One input: `rows` values times one vector of the panel after the other. `x` goes on to the next input. */
+INLINE void add_products(vf sums[MAX_ROWS][NV], struct column *x, const char *at, const int rows, const int type)
 {
     vf w[NV];
 #pragma GCC unroll 4
@@ -32,11 +31,12 @@ INLINE void add_products(vf sums[MAX_ROWS][NV], const float *x, int64_t x_stride
         w[v] = widen(at, v * VW, type);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        vf value = splat(x[r * x_stride]);
+        vf value = splat(in_row(x, r));
 #pragma GCC unroll 4
         for (int v = 0; v < NV; v++)
             sums[r][v] = fma_(value, w[v], sums[r][v]);
     }
+    next_column(x, rows);
 }
 
 /* `rows` and `type` are constants where this is inlined: the sums live in registers. Memory is asked for as the panel
@@ -49,6 +49,7 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const c
     const int step_bytes = PANEL * (int)type_size(type);
     const int steps = rows <= FEW_ROWS && step_bytes < 64 ? 64 / step_bytes : 1;
     const char *at = panel;
+    struct column column = column_of(x, x_stride, rows);
     int64_t k = 0;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
@@ -65,12 +66,12 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const c
         }
 #pragma GCC unroll 4
         for (int step = 0; step < steps; step++)
-            add_products(sums, x + k + step, x_stride, at + step * step_bytes, rows, type);
+            add_products(sums, &column, at + step * step_bytes, rows, type);
         at += steps * step_bytes;
         ahead += steps * step_bytes;
     }
     for (; k < in; k++, at += step_bytes)
-        add_products(sums, x + k, x_stride, at, rows, type);
+        add_products(sums, &column, at, rows, type);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4

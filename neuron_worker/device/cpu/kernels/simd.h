@@ -195,6 +195,36 @@ INLINE float *target_row(const struct step *s, int64_t offset, int64_t stride, i
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* One value of each row of a tile, and the next ones. Pointers to every third row alone, for an address reaches two rows
+ * on: a pointer for each would need more registers than there are.
+ */
+enum { POINTERS = (MAX_ROWS + 2) / 3 };
+struct column {
+    const float *third[POINTERS];
+    int64_t stride;
+};
+
+INLINE struct column column_of(const float *first, int64_t stride, const int rows)
+{
+    struct column column = {.stride = stride};
+#pragma GCC unroll 4
+    for (int i = 0; i < (rows + 2) / 3; i++)
+        column.third[i] = first + 3 * i * stride;
+    return column;
+}
+
+INLINE float in_row(const struct column *column, int row) { return column->third[row / 3][row % 3 * column->stride]; }
+
+INLINE void next_column(struct column *column, const int rows)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < (rows + 2) / 3; i++) {
+        column->third[i]++;
+        /* Hides where it came from, or the compiler would keep a pointer for each row after all. */
+        __asm__("" : "+r"(column->third[i]));
+    }
+}
+
 /* Rows an operation works on in this step. */
 INLINE int64_t num_rows(const struct step *s, const struct op *op)
 {
