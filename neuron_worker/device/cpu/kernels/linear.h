@@ -11,14 +11,14 @@
 
 /* Measured. Widening inside the tile is all but free where one instruction does it: ten tiles still bear it. Of float32
  * weights, tiles of few rows wait for memory and have no instruction to spare; the others hide it best when it is asked
- * for twice.
+ * for twice. Which are few differs by maker: on Intel's processors with AVX-512 a single row, on AMD's four.
  */
 #if defined(__AVX512F__)
-enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 4 };
+enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 4, FEW_ROWS_OF_INTEL = 1 };
 #elif defined(__AVX2__) || defined(__aarch64__)
-enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 2 };
+enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 2, FEW_ROWS_OF_INTEL = FEW_ROWS };
 #else
-enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2 };
+enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2, FEW_ROWS_OF_INTEL = FEW_ROWS };
 #endif
 enum { NEAR_BYTES = 1536, FAR_BYTES = 8192 };
 
@@ -43,11 +43,11 @@ INLINE void add_products(vf sums[MAX_ROWS][NV], struct column *x, const char *at
  * goes by: float32 into the second-level cache from `ahead` on, and what there is time for into the first later on.
  */
 INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, float *sums_out,
-                    const int rows, const int type)
+                    const int rows, const int type, const int few_rows)
 {
     vf sums[MAX_ROWS][NV];
     const int step_bytes = PANEL * (int)type_size(type);
-    const int steps = rows <= FEW_ROWS && step_bytes < 64 ? 64 / step_bytes : 1;
+    const int steps = rows <= few_rows && step_bytes < 64 ? 64 / step_bytes : 1;
     const char *at = panel;
     struct column column = column_of(x, x_stride, rows);
     int64_t k = 0;
@@ -59,9 +59,9 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const c
     for (; k + steps <= in; k += steps) {
 #pragma GCC unroll 2
         for (int line = 0; line < steps * step_bytes; line += 64) {
-            if (rows > FEW_ROWS || type != TYPE_FLOAT32)
+            if (rows > few_rows || type != TYPE_FLOAT32)
                 __builtin_prefetch(at + NEAR_BYTES + line);
-            if (rows > FEW_ROWS ? type != TYPE_INT8 : type == TYPE_FLOAT32)
+            if (rows > few_rows ? type != TYPE_INT8 : type == TYPE_FLOAT32)
                 __builtin_prefetch(ahead + line, 0, 2);
         }
 #pragma GCC unroll 4
@@ -79,20 +79,30 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const c
             store(sums_out + r * PANEL + v * VW, sums[r][v]);
 }
 
-#define TILE_CASE(R, TYPE) case R: tile_of(x, x_stride, panel, ahead, in, sums, R, TYPE); break;
-#define DEFINE_TILES(NAME, TYPE) \
+#define TILE_CASE(R, TYPE, FEW) case R: tile_of(x, x_stride, panel, ahead, in, sums, R, TYPE, FEW); break;
+#define DEFINE_TILES(NAME, TYPE, FEW) \
     static void NAME(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, int64_t rows, \
                      float *sums) \
     { \
-        switch (rows) { CASES(TILE_CASE, TYPE) } \
+        switch (rows) { CASES(TILE_CASE, TYPE, FEW) } \
     }
-DEFINE_TILES(tiles_float32, TYPE_FLOAT32)
-DEFINE_TILES(tiles_float16, TYPE_FLOAT16)
-DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16)
-DEFINE_TILES(tiles_int8, TYPE_INT8)
+DEFINE_TILES(tiles_float32, TYPE_FLOAT32, FEW_ROWS)
+DEFINE_TILES(tiles_float32_of_intel, TYPE_FLOAT32, FEW_ROWS_OF_INTEL)
+DEFINE_TILES(tiles_float16, TYPE_FLOAT16, FEW_ROWS)
+DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16, FEW_ROWS)
+DEFINE_TILES(tiles_int8, TYPE_INT8, FEW_ROWS)
 
 typedef void (*tiles_function)(const float *, int64_t, const void *, const char *, int64_t, int64_t, float *);
 static const tiles_function tiles[] = {tiles_float32, tiles_float16, tiles_bfloat16, tiles_int8};
+
+static int is_intel(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_is("intel") != 0;
+#else
+    return 0;
+#endif
+}
 
 INLINE void widen_panel_as(float *to, const void *panel, int64_t values, const int type)
 {
@@ -128,15 +138,17 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
         weights = scratch;
         type = TYPE_FLOAT32;
     }
+    const int of_intel = type == TYPE_FLOAT32 && is_intel(), few_rows = of_intel ? FEW_ROWS_OF_INTEL : FEW_ROWS;
+    const tiles_function run = of_intel ? tiles_float32_of_intel : tiles[type];
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = row + i * (end - row) / num_tiles, last = row + (i + 1) * (end - row) / num_tiles;
         /* The first tile brings its own panel; when the last one computes, memory is free to bring the next. */
         int brings_next = i > 0 && i == num_tiles - 1 && weights != scratch;
         size_t distance = brings_next                 ? panel_values * type_size(type)
-                          : last - first > FEW_ROWS ? (size_t)FAR_BYTES
+                          : last - first > few_rows ? (size_t)FAR_BYTES
                                                     : (size_t)NEAR_BYTES;
         const char *ahead = (const char *)weights + distance;
-        tiles[type](value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
+        run(value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
         for (int64_t r = first; r < last; r++)
             finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
     }
