@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import fields
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,17 +11,12 @@ from neuronserve.neuron_worker.device import registry
 from neuronserve.neuron_worker.device.base import Capabilities
 from neuronserve.neuron_worker.device.transformers_neuronx.checkpoint import ARCHITECTURES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from .scripts import ROOT, load
 
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("device_table", ROOT / "scripts" / "device_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("device_table")
 
 
 def test_the_readme_has_todays_table(script: ModuleType) -> None:

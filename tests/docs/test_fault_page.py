@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ..tools.faults import CASES
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from .scripts import load
 
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fault_table", ROOT / "scripts" / "fault_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("fault_table")
 
 
 def test_the_page_has_todays_words_and_a_row_for_every_case(script: ModuleType) -> None:
