@@ -30,6 +30,8 @@ COMPILER = "neuronx-cc"
 
 
 def artifact_key(config: NeuronConfig, model_dir: str, sdk: Interpreter, environ: Mapping[str, str]) -> ArtifactKey:
+    if sdk.problem is not None:  # as if nothing were installed, every graph would miss
+        raise ConfigError(sdk.refusal)
     packages = dict(sdk.packages)
     return ArtifactKey(
         backend=config.backend,

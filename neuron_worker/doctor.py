@@ -51,7 +51,7 @@ def examine(
         choice = picked(values, environment.Environment.read(environ), machine)
         device, notes = f"{choice.backend}: {choice.why}", (*notes, *choice.notes)
         if device_python is not None and sdk.problem is not None:
-            problem = f"device_python={device_python!r} {sdk.problem}; name a Python interpreter, or leave it out"
+            problem = sdk.refusal
         elif registry.capabilities(choice.backend).on_chip:
             problem = backend_problem(choice.backend, replace(machine, sdk=sdk))  # one asked for by name was not judged
     except ConfigError as error:

@@ -62,6 +62,11 @@ class Interpreter:
         named = ("torch-neuronx", "neuronx-cc")
         return tuple(name for name in named if re.fullmatch(r"1\.0(\.0)*", self.packages.get(name, "")))
 
+    @property
+    def refusal(self) -> str:
+        """Of a `device_python` with a problem, with the remedy."""
+        return f"device_python={self.path!r} {self.problem}; name a Python interpreter, or leave it out"
+
     def has(self, *names: str) -> bool:
         return all(name in self.packages and name not in self.placeholders for name in names)
 

@@ -15,7 +15,6 @@ import pytest
 from neuronserve.neuron_worker.device import leash, remote
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
 from neuronserve.neuron_worker.device.remote import Deadlines, RemoteDevice
-from neuronserve.neuron_worker.device.wire import Verb
 
 from .test_remote import OPTIONS, SERVER, World, group_of, is_running, serve, wait_until, world
 
@@ -106,11 +105,3 @@ def test_time_in_which_nobody_ran_is_nobodys_silence(world: World, monkeypatch: 
 
     monkeypatch.setattr(remote.time, "monotonic", jumping)
     assert serve(device) == expected
-
-
-def test_a_wait_is_given_up_all_the_same(world: World) -> None:
-    device = world.ready(Deadlines(run=2))
-    world.fault("run", "hang")
-    with pytest.raises(DeviceLost, match="no answer within 2 s"):
-        serve(device)
-    assert device.deadlines.of(Verb.RUN) == 2

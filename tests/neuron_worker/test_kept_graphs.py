@@ -217,6 +217,12 @@ def test_another_protocol_to_the_devices_process_finds_the_same_graphs(
     assert module.artifact_key(config, tiny, SDK, {}).name == before
 
 
+def test_an_interpreter_that_cannot_be_asked_has_no_key(tiny: str) -> None:
+    broken = Interpreter("/opt/sdk/bin/python", problem="ended with status 3: no such thing")
+    with pytest.raises(ConfigError, match=r"device_python=./opt/sdk\S+ ended with status 3: no such thing; name"):
+        artifact_key(resolved(tiny, **ON_CHIP).config, tiny, broken, {})
+
+
 def test_the_sdk_the_flags_and_the_model_are_in_the_key(tiny: str, tmp_path: Path) -> None:
     config = resolved(tiny, **ON_CHIP).config
     names = {
