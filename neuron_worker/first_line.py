@@ -15,7 +15,7 @@ from .errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_foretold: set[str] = set()
 
 
 def foretell(additional_config: object, environ: Mapping[str, str]) -> None:
@@ -27,10 +27,12 @@ def foretell(additional_config: object, environ: Mapping[str, str]) -> None:
     except ConfigError:  # said once the configuration is resolved, as an error
         return
     say(line)
+    _foretold.add(line)
 
 
 def say(line: str) -> None:
-    """Once in a process."""
-    if line not in _said:
-        _said.add(line)
+    """For each engine, unless it was foretold."""
+    if line in _foretold:
+        _foretold.remove(line)
+    else:
         logger.info("%s", line)

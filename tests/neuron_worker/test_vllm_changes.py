@@ -183,7 +183,7 @@ def said_first(setup_server: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise Stop
 
     monkeypatch.setattr(launcher, "log_version_and_model", banner)
-    monkeypatch.setattr(first_line, "_said", set())
+    monkeypatch.setattr(first_line, "_foretold", set())
     monkeypatch.setattr(first_line.logger, "info", lambda _, line: said.append(line))
     options = {"neuronserve": {"backend": "arithmetic"}}
     with pytest.raises(Stop):
@@ -195,6 +195,18 @@ def said_first(setup_server: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_device_is_named_before_the_banner(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     device, banner = said_first(module.setup_server, monkeypatch)
     assert (device.partition(" (")[0], banner) == ("device: arithmetic", "banner")
+
+
+def test_what_was_foretold_is_not_said_again_but_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(first_line, "_foretold", set())
+    monkeypatch.setattr(first_line.logger, "info", lambda _, line: said.append(line))
+    first_line.foretell({"neuronserve": {"backend": "arithmetic"}}, {})
+    [line] = said
+    first_line.say(line)
+    assert said == [line]
+    first_line.say(line)
+    assert said == [line, line]
 
 
 def test_vllm_begins_with_its_banner(monkeypatch: pytest.MonkeyPatch) -> None:
