@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from .batches import Row, batch_of
 from .head import EagleHead
@@ -38,18 +39,18 @@ def acceptance(
     num_drafts: int,
     device: torch.device,
     *,
-    in_bfloat16: bool = True,
+    in_bfloat16: bool = False,
 ) -> Acceptance:
     """Of greedy decoding, `num_drafts` drafts a step."""
     accepted: list[int] = []
     for start in range(0, len(rows), 8):
-        chosen = rows[start : start + 8]
-        batch = batch_of(chosen).to(device)
+        batch = batch_of(rows[start : start + 8]).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
-            guesses = [logits.argmax(-1) for _, logits in rounds_of(head, frozen, batch, num_drafts)]
-        right = torch.stack([guess == batch.next_rows for guess in guesses]).cpu().numpy()  # [drafts, B, A]
-        for index, row in enumerate(chosen):
-            accepted += walk(right[:, index, : row.num_entries])
+            made = rounds_of(head, frozen, batch, num_drafts)
+            guesses = [functional.linear(features, frozen.lm_head).argmax(-1) for features in made]
+        right = torch.stack([guess == batch.next_rows for guess in guesses]).cpu()  # [drafts, A]
+        for of_row in torch.split(right, list(batch.entries), dim=1):
+            accepted += walk(of_row.numpy())
     counts = np.array(accepted)
     by_position = tuple(float((counts >= depth).mean()) for depth in range(1, num_drafts + 1))
     return Acceptance(by_position, float(1 + counts.mean()))

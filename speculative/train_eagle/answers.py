@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from neuronserve.neuron_worker.errors import ConfigError
 
@@ -22,7 +24,10 @@ from .prompts import Prompt
 
 Say = Callable[[str], None]
 
-_CHUNK = 128  # prompts that are lost at most when a run is broken off
+Features = NDArray[np.float16]
+
+CHUNK = 768
+"""Prompts that are lost at most when a run is broken off."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +37,17 @@ class Answer:
     answer_ids: list[int]  # with the token that ended it
 
 
+@dataclass(frozen=True)
+class Written:
+    """What followed a prompt."""
+
+    tokens: list[int]
+    features: Features | None = None  # [prompt and tokens - 1, H], from a writer that meets them on its way
+
+
 class Writer(Protocol):
-    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[list[int]]:
-        """The tokens that follow each prompt: greedy ones at temperature 0."""
-
-
-class EngineWriter:
-    """vLLM on our own device; int8, since the answers are text and not measurements."""
-
-    def __init__(self, target: str, max_model_len: int, max_num_seqs: int = 32) -> None:
-        from vllm import LLM
-
-        ours: dict[str, Any] = {"device": "neuron", "quantization": "neuron_quant"}
-        self._engine = LLM(target, max_model_len=max_model_len, max_num_seqs=max_num_seqs, **ours)
-
-    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[list[int]]:
-        from vllm import SamplingParams
-
-        params = [SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=n) for n in range(len(prompts))]
-        given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._engine.generate(given, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[Written]:
+        """Greedily at temperature 0."""
 
 
 class TransformersWriter:
@@ -60,15 +55,16 @@ class TransformersWriter:
         self._model, self._pad, self._batch = model, pad, batch
 
     @torch.inference_mode()
-    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[list[int]]:
+    def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[Written]:
+        torch.manual_seed(0)  # what is imagined is the same every time
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        written: list[list[int]] = [[]] * len(prompts)
+        written = [Written([])] * len(prompts)
         for start in range(0, len(order), self._batch):
             chosen = order[start : start + self._batch]
             for index, tokens in zip(
                 chosen, self._rows([prompts[i] for i in chosen], num_tokens, temperature), strict=True
             ):
-                written[index] = tokens
+                written[index] = Written(tokens)
         return written
 
     def _rows(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> Iterator[list[int]]:
@@ -110,21 +106,24 @@ def answer_all(
     writer: Callable[[], Writer],
     num_tokens: int,
     say: Say,
+    keep: Callable[[int, Sequence[Features]], None] = lambda first, features: None,
 ) -> list[Answer]:
-    """Answers of all `prompts`, whose tokens are `ids`: those in the file, and the missing ones written to it."""
+    """Answers of all `prompts`, whose tokens are `ids`: those in the file, and the missing ones written to it. `keep`
+    is given the features of answers from `first` on, where the writer has them."""
     answers = answered(path)
     if any(answer.prompt_ids != asked for answer, asked in zip(answers, ids, strict=False)):
         raise ConfigError(f"{path} answers other prompts; give the --data and --seed it was made with, or remove it")
     _rewrite(path, answers)
     started, num_written = time.monotonic(), 0
     while len(answers) < len(prompts):
-        chunk = range(len(answers), min(len(answers) + _CHUNK, len(prompts)))
+        chunk = range(len(answers), min(len(answers) + CHUNK, len(prompts)))
         written = writer().write([ids[index] for index in chunk], num_tokens, 0.0)
-        new = [Answer(prompts[n].kind, ids[n], tokens) for n, tokens in zip(chunk, written, strict=True)]
+        new = [Answer(prompts[n].kind, ids[n], its.tokens) for n, its in zip(chunk, written, strict=True)]
+        keep(len(answers), [its.features for its in written if its.features is not None])
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(answer)) + "\n" for answer in new)
         answers += new
-        num_written += sum(map(len, written))
+        num_written += sum(len(its.tokens) for its in written)
         rate = num_written / (time.monotonic() - started)
         say(f"answers {len(answers)}/{len(prompts)}, {num_written} tokens, {rate:.0f} tokens/s")
     return answers[: len(prompts)]

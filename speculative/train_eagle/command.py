@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -22,10 +22,10 @@ from neuronserve.neuron_worker.errors import ConfigError
 
 from .. import eagle_form
 from . import checkpoint, prompts, vocabulary
-from .answers import Answer, EngineWriter, Say, TransformersWriter, Writer
+from .answers import Answer, Say, TransformersWriter, Writer
 from .batches import Pair, rows_of
 from .corpus import GIVEN, Chat, as_they_stand, collect
-from .device_features import DeviceFeatures
+from .device_writer import DeviceWriter
 from .features import Compute, TorchFeatures, features_of_all
 from .head import EagleHead
 from .loss import Frozen
@@ -37,7 +37,7 @@ SUMMARY = "an EAGLE head for a model, trained on the model's own answers"
 WORK = "neuronserve/train-eagle"  # below XDG_CACHE_HOME, by default ~/.cache
 _HELD_OUT_EVERY, _MOST_HELD_OUT = 20, 96
 _TEXTS = "texts"
-_WRITERS, _READERS = ("engine", "transformers"), ("device", "torch")
+_WRITERS, _READERS = ("device", "transformers"), ("device", "torch")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Asked:
     start: Path | None
     draft_vocab: int | None
     prompts: int | None
+    cuts: int
     imagine: int
     texts: int
     answers: int | None
@@ -62,6 +63,9 @@ class Asked:
 
 
 def main(words: Sequence[str], say: Say = lambda line: print(line, flush=True)) -> int:
+    # The tails of an attention's weights are denormal numbers, by which products take twice as long as without.
+    # Threads take this over from the one that starts them, so it comes first.
+    torch.set_flush_denormal(True)
     run(parse(words), say)
     return 0
 
@@ -75,15 +79,16 @@ def parse(words: Sequence[str]) -> Asked:
     add("--data", required=True, nargs="+", type=Path, help="JSONL rows of messages or text, or .txt, one text a line.")
     add("--out", required=True, type=Path, help="The head's directory.")
     add("--work", type=Path, help=f"Answers, features and the training's state; ~/.cache/{WORK}/NAME OF TARGET.")
-    add("--start", type=Path, help="A head to start from; its draft vocabulary is kept.")
+    add("--start", type=Path, help="A head to start from, with its draft vocabulary unless --draft-vocab is given.")
     add("--draft-vocab", type=int, help="Draft only that many tokens, the most frequent ones; all.")
     add("--prompts", type=int, help="Ask only so many of the data's prompts, its sources evenly; all.")
+    add("--cuts", type=int, default=1, help="Cut texts into passages so many times, each time elsewhere; %(default)s.")
     add("--imagine", type=int, default=0, help="Ask so many user turns that the target makes up itself; %(default)s.")
     add("--texts", type=int, default=0, help="Learn from so many pieces of the data as it stands too; %(default)s.")
     add("--answers", type=int, help="Stop after so many answers, their follow-ups not counted; all.")
     add("--answer-tokens", type=int, default=160, help="Most tokens of an answer; %(default)s.")
     add("--max-prompt-tokens", type=int, default=448, help="Longer prompts are left out; %(default)s.")
-    add("--answers-by", choices=_WRITERS, help="Who writes them; transformers on a GPU, else this package's engine.")
+    add("--answers-by", choices=_WRITERS, help="Who writes them; transformers on a GPU, else the cpu device in int8.")
     add("--features-by", choices=_READERS, help="Who computes them; torch on a GPU, else the cpu device in int8.")
     for field in fields(Recipe):
         kind = type(field.default)
@@ -102,15 +107,17 @@ def run(asked: Asked, say: Say) -> Report:
     _check(asked, target)
     known = None if asked.start is None else _known(asked, target)
     learnt, held_out = _learnt_and_held_out(asked, target, say)
-    kept = _vocabulary(asked, target, [answer for answer, _ in learnt]) if known is None else known[1]
+    kept = _vocabulary(asked, target, [answer for answer, _ in learnt])
+    if known is not None and asked.draft_vocab is None:
+        kept = known[1]
     if kept is not None:
         covered = vocabulary.coverage([answer for answer, _ in held_out], kept)
         say(f"draft vocabulary of {len(kept)} tokens: {covered:.1%} of those held out")
 
     frozen = Frozen(target.rows("embeddings"), target.rows("lm_head", kept))
     everything = torch.arange(target.spec.vocab_size) if kept is None else kept
-    learnt_rows = rows_of(learnt, everything, frozen.lm_head)
-    held_out_rows = rows_of(held_out, everything, frozen.lm_head)
+    learnt_rows = rows_of(learnt, everything)
+    held_out_rows = rows_of(held_out, everything)
     if not learnt_rows or not held_out_rows:
         raise ConfigError(f"--data gave {len(learnt)} usable answers; at least two are needed, so give more rows")
     torch.manual_seed(asked.recipe.seed)
@@ -159,25 +166,25 @@ def _known(asked: Asked, target: Target) -> tuple[EagleHead, Tensor | None]:
     if not (asked.start / eagle_form.CONFIG).is_file():
         raise ConfigError(f"--start {asked.start} has no config.json; give the directory of an EAGLE-1 head")
     head, config, kept = checkpoint.load(asked.start)
-    wanted = target.sizes
-    if asked.draft_vocab is not None:
-        wanted[eagle_form.DRAFT_VOCAB] = asked.draft_vocab
-    differs = [f"{key} {config.get(key)} and not {value}" for key, value in wanted.items() if config.get(key) != value]
+    sizes = target.sizes.items()
+    differs = [f"{key} {config.get(key)} and not {value}" for key, value in sizes if config.get(key) != value]
     if differs:
         raise ConfigError(f"--start {asked.start} has {', '.join(differs)}; give a head like the one asked for")
     return head, kept
 
 
 def _features_by(asked: Asked, target: Target) -> Compute:
-    """Brought up where features are missing."""
     if asked.features_by == "torch":
         return TorchFeatures(target.decoder)
 
-    @cache
-    def device() -> DeviceFeatures:
-        return DeviceFeatures(asked.target, target.spec.hidden_size, asked.max_prompt_tokens + asked.answer_tokens)
+    device = _device(asked, target)
+    return lambda rows: device().read(rows)
 
-    return lambda rows: device()(rows)
+
+def _device(asked: Asked, target: Target) -> Callable[[], DeviceWriter]:
+    """Brought up where something is missing."""
+    most = asked.max_prompt_tokens + asked.answer_tokens
+    return cache(lambda: DeviceWriter(asked.target, target.spec.hidden_size, most, target.ends))
 
 
 def _check(asked: Asked, target: Target) -> None:
@@ -192,16 +199,14 @@ def _corpus(asked: Asked, target: Target, say: Say) -> dict[str, list[Answer]]:
     rows = list(prompts.read(asked.data))
     chat = Chat(target.tokenizer, asked.max_prompt_tokens)
 
-    def writer() -> Writer:
-        if asked.answers_by == "engine":
-            return EngineWriter(asked.target, asked.max_prompt_tokens + asked.answer_tokens)
+    def by_transformers() -> Writer:
         return TransformersWriter(target.model, target.tokenizer.pad_token_id or 0)
 
     answers = collect(
         _work(asked),
-        prompts.ask(rows, asked.recipe.seed),
+        prompts.ask(rows, asked.recipe.seed, asked.cuts),
         chat,
-        writer,
+        _device(asked, target) if asked.answers_by == "device" else by_transformers,
         num_imagined=asked.imagine,
         num_prompts=asked.prompts,
         num_answers=asked.answers,

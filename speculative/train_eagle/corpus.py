@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from neuronserve.neuron_worker.errors import ConfigError
 
 from .answers import Answer, Say, Writer, answer_all
+from .features import keep_features
 from .prompts import USER, Prompt, Row, follow_ups
 
 GIVEN = "given"
@@ -78,14 +79,16 @@ def collect(
         raise ConfigError(
             f"--data has no prompt of at most {chat.most} tokens; give shorter ones or --max-prompt-tokens"
         )
-    answers = answer_all(folder / "answers.jsonl", asked, ids, writer, num_tokens, say)
+
+    def all_of(name: str, asked: Sequence[Prompt], ids: Sequence[list[int]]) -> list[Answer]:
+        keep = partial(keep_features, folder / name)
+        return answer_all(folder / f"{name}.jsonl", asked, ids, writer, num_tokens, say, keep)
+
+    answers = all_of("answers", asked, ids)
     pairs = zip(asked, answers, strict=True)
     further = [more for prompt, answer in pairs for more in follow_ups(prompt, chat.text(answer.answer_ids))]
     further, ids = _fitting(further, chat, say)
-    return {
-        "answers": answers,
-        "follow_ups": answer_all(folder / "follow_ups.jsonl", further, ids, writer, num_tokens, say),
-    }
+    return {"answers": answers, "follow_ups": all_of("follow_ups", further, ids)}
 
 
 def as_they_stand(rows: Sequence[Row], chat: Chat, count: int) -> list[Answer]:
@@ -125,7 +128,7 @@ def _check_made_with(path: Path, asked: dict[str, int]) -> None:
 def _imagine(path: Path, chat: Chat, writer: Callable[[], Writer], count: int, say: Say) -> list[Prompt]:
     if count and not path.exists():
         written = writer().write([chat.opening()] * count, _IMAGINED_TOKENS, 1.0)
-        path.write_text("".join(json.dumps(chat.text(ids)) + "\n" for ids in written), encoding="utf-8")
+        path.write_text("".join(json.dumps(chat.text(its.tokens)) + "\n" for its in written), encoding="utf-8")
         say(f"imagined {count} user turns")
     lines = path.read_text(encoding="utf-8").split("\n") if count else []
     turns = dict.fromkeys(json.loads(line) for line in lines if line)

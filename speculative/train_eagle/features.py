@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from .answers import Answer, Say
-
-Features = NDArray[np.float16]
+from .answers import Answer, Features, Say
 
 _ANSWERS_PER_FILE = 64
 _TOKENS_PER_PASS = 2048
@@ -42,6 +39,14 @@ def features_of_all(folder: Path, answers: Sequence[Answer], compute: Compute, s
             say(f"features {start + len(rows)}/{len(answers)}, {num_made / (time.monotonic() - started):.0f} tokens/s")
         found += np.split(np.load(path, mmap_mode="r"), ends[:-1])
     return found
+
+
+def keep_features(folder: Path, first: int, features: Sequence[Features]) -> None:
+    """Of answers from `first` on, as a writer has them: the files that hold them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(features), _ANSWERS_PER_FILE):
+        if (first + start) % _ANSWERS_PER_FILE == 0:
+            _write(folder / f"{first + start:06d}.npy", np.concatenate(features[start : start + _ANSWERS_PER_FILE]))
 
 
 class TorchFeatures:

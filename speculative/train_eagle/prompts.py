@@ -28,6 +28,8 @@ GERMAN, QUESTION = "to_german", "ask"
 """Kinds whose answers are asked about again."""
 
 _PASSAGE_WORDS = (40, 200)
+_LONG_WORDS, _EVERY_LONG = (300, 750), 5  # one passage in so many is a long one
+_QUESTION_WORDS = 120  # of a long passage, that a question is asked about
 _SENTENCE_WORDS = (6, 32)
 
 _OF_PASSAGES = {
@@ -60,6 +62,11 @@ _TURNS = (
     "correct",
 )
 """How the pieces of the texts are dealt out."""
+
+_LONG_TURNS = ("summary", QUESTION)
+"""And the long ones."""
+
+_FROM_TEXT = ("Context: {text}\n\nQuestion: {question}\nAnswer:", "{text}\n{question}", "{text}\n\n{question}")
 
 
 @dataclass(frozen=True)
@@ -109,23 +116,26 @@ def _row(path: Path, number: int, line: str) -> Row:
     return Row(str(row.get("source", path.name)), turns)
 
 
-def ask(rows: Sequence[Row], seed: int) -> list[Prompt]:
-    """Prompts of all rows, in an order drawn from `seed`. The sources take turns while they last, so that the first
-    hundred have as many of a small source as of a large one."""
+def ask(rows: Sequence[Row], seed: int, cuts: int = 1) -> list[Prompt]:
+    """Prompts of all rows, in an order drawn from `seed`; texts are cut into passages `cuts` times, each time
+    elsewhere. The sources take turns while they last, so that the first hundred have as many of a small source as of
+    a large one."""
     draw = random.Random(seed)
     by_source: dict[str, list[Prompt]] = {}
     for source in dict.fromkeys(row.source for row in rows):
-        prompts = list(_of_source([row.content for row in rows if row.source == source], draw))
+        prompts = list(_of_source([row.content for row in rows if row.source == source], draw, cuts))
         draw.shuffle(prompts)
         by_source[source] = prompts
     dealt = itertools.zip_longest(*by_source.values())
     return [prompt for turn in dealt for prompt in turn if prompt is not None]
 
 
-def _of_source(contents: Sequence[list[Message] | str], draw: random.Random) -> Iterator[Prompt]:
-    pieces = [piece for text in contents if isinstance(text, str) for piece in _passages(text, draw)]
-    for index, piece in enumerate(pieces):
-        yield _instruction(_TURNS[index % len(_TURNS)], piece, draw)
+def _of_source(contents: Sequence[list[Message] | str], draw: random.Random, cuts: int) -> Iterator[Prompt]:
+    texts = [text for text in contents if isinstance(text, str)] * cuts
+    pieces = [piece for text in texts for piece in _passages(text, draw)]
+    for turns, chosen in ((_TURNS, [p for p in pieces if not _is_long(p)]), (_LONG_TURNS, filter(_is_long, pieces))):
+        for index, piece in enumerate(chosen):
+            yield _instruction(turns[index % len(turns)], piece, draw)
     for messages in contents:
         if not isinstance(messages, str):
             yield from _of_conversation(messages)
@@ -137,9 +147,10 @@ def follow_ups(prompt: Prompt, answer: str) -> list[Prompt]:
         return [Prompt.of("to_english", f"Translate German to English: {answer}")]
     if prompt.kind == QUESTION:
         question = answer.strip().split("\n")[0]
+        form = _FROM_TEXT[len(question) % len(_FROM_TEXT)]
         return [
             Prompt.of("answer", question),
-            Prompt.of("answer_from_text", f"Context: {prompt.about}\n\nQuestion: {question}\nAnswer:"),
+            Prompt.of("answer_from_text", form.format(text=prompt.about, question=question)),
         ]
     return []
 
@@ -157,7 +168,8 @@ def _passages(text: str, draw: random.Random) -> list[str]:
     words = text.split(" ")
     pieces, start = [], 0
     while start < len(words):
-        end = start + draw.randint(*_PASSAGE_WORDS)
+        size = _PASSAGE_WORDS if draw.randrange(_EVERY_LONG) else _LONG_WORDS
+        end = start + draw.randint(*size)
         piece = " ".join(words[start:end]).strip()
         if len(words[start:end]) >= _PASSAGE_WORDS[0]:
             pieces.append(piece)
@@ -165,8 +177,15 @@ def _passages(text: str, draw: random.Random) -> list[str]:
     return pieces
 
 
+def _is_long(piece: str) -> bool:
+    return piece.count(" ") >= _LONG_WORDS[0] - 1
+
+
 def _instruction(kind: str, piece: str, draw: random.Random) -> Prompt:
     if kind in _OF_PASSAGES:
-        return Prompt.of(kind, draw.choice(_OF_PASSAGES[kind]).format(text=piece), piece)
+        words = piece.split(" ")
+        start = draw.randint(0, len(words) - _QUESTION_WORDS) if kind == QUESTION and _is_long(piece) else 0
+        asked = " ".join(words[start : start + _QUESTION_WORDS]) if kind == QUESTION else piece
+        return Prompt.of(kind, draw.choice(_OF_PASSAGES[kind]).format(text=asked), piece)
     sentence = " ".join(piece.split(" ")[: draw.randint(*_SENTENCE_WORDS)])
     return Prompt.of(kind, draw.choice(_OF_SENTENCES[kind]).format(text=sentence), sentence)

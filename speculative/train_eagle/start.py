@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ def _linear_guess(embeddings: Tensor, rows: Sequence[Row]) -> Tensor:
     products = torch.zeros(width, width // 2, dtype=torch.float64)
     seen = 0
     for row in rows:
-        features = torch.from_numpy(row.features[row.start - 1 :].astype("float32"))
+        features = torch.from_numpy(np.array(row.features[row.start - 1 :])).float()
         tokens = torch.from_numpy(row.tokens[row.start : -1])
         x = torch.cat([embeddings[tokens.to(embeddings.device)].cpu(), features[:-1]], dim=-1)
         squares += (x.T @ x).double()

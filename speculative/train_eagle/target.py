@@ -63,6 +63,15 @@ class Target:
         return tokenizer
 
     @cached_property
+    def ends(self) -> list[int]:
+        """Tokens that end an answer."""
+        from transformers import GenerationConfig
+
+        config = GenerationConfig.from_pretrained(self.directory)
+        ends = config.eos_token_id
+        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+    @cached_property
     def model(self) -> Any:
         from transformers import AutoModelForCausalLM
 

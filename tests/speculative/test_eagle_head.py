@@ -19,7 +19,8 @@ from neuronserve.speculative.train_eagle.acceptance import acceptance, walk
 from neuronserve.speculative.train_eagle.answers import Answer
 from neuronserve.speculative.train_eagle.batches import Row, batch_of, rows_of
 from neuronserve.speculative.train_eagle.head import EagleHead
-from neuronserve.speculative.train_eagle.loss import Frozen, rounds_of
+from neuronserve.speculative.train_eagle.loss import Frozen, loss_of, rounds_of
+from neuronserve.speculative.train_eagle.muon import orthogonal
 
 from .head_reference import HeadReference
 
@@ -55,12 +56,14 @@ class World:
 
     @property
     def rows(self) -> list[Row]:
-        return rows_of(list(zip(self.answers, self.features, strict=True)), torch.arange(VOCAB), self.lm_head)
+        return rows_of(list(zip(self.answers, self.features, strict=True)), torch.arange(VOCAB))
 
-    def rounds(self, count: int) -> list[torch.Tensor]:
-        frozen = Frozen(self.embeddings, self.lm_head)
+    def rounds(self, count: int) -> list[tuple[torch.Tensor, ...]]:
+        """Of each round, [A, H] of each row."""
+        batch = batch_of(self.rows)
         with torch.no_grad():
-            return [made for made, _ in rounds_of(self.head, frozen, batch_of(self.rows), count)]
+            rounds = rounds_of(self.head, Frozen(self.embeddings, self.lm_head), batch, count)
+            return [made.split(list(batch.entries)) for made in rounds]
 
     def reference(self) -> HeadReference:
         weights = {name: value.double().numpy() for name, value in self.head.state_dict().items()}
@@ -90,26 +93,67 @@ def test_every_round_is_drafting_at_that_depth() -> None:
         for first in range(prompt, prompt + answer - 3):
             for depth, feature in enumerate(drafted(world, row, first, 3)):
                 entry = first - prompt + depth
-                np.testing.assert_allclose(rounds[depth][row, entry].numpy(), feature, rtol=2e-4, atol=2e-4)
+                np.testing.assert_allclose(rounds[depth][row][entry].numpy(), feature, rtol=2e-4, atol=2e-4)
 
 
 def test_a_feature_one_position_off_is_noticed() -> None:
     world = World()
     (made,) = world.rounds(1)
     wrong = drafted(world, 0, 6, 1, feature_shift=1)[0]
-    assert np.abs(made[0, 1].numpy() - wrong).max() > 0.1
+    assert np.abs(made[0][1].numpy() - wrong).max() > 0.1
 
 
 def test_what_is_learnt_is_the_same_position_and_the_next_token() -> None:
     world = World()
     batch = batch_of(world.rows)
-    answer, features = world.answers[0], world.features[0]
-    assert batch.tokens[0, 0] == answer.answer_ids[0]
-    assert torch.equal(batch.features[0, 0], torch.from_numpy(features[4].astype(np.float32)))  # of the prompt's last
-    assert torch.equal(batch.goals[0, 0], torch.from_numpy(features[5].astype(np.float32)))
-    assert batch.next_rows[0, 0] == answer.answer_ids[1]
-    best = int((batch.goals[0, 0] @ world.lm_head.T).argmax())
-    assert batch.best_rows[0, 0, 0] == best
+    first = 0
+    for answer, features in zip(world.answers, world.features, strict=True):
+        prompt = len(answer.prompt_ids)
+        assert batch.tokens[first] == answer.answer_ids[0]
+        assert torch.equal(batch.features[first], torch.from_numpy(features[prompt - 1].astype(np.float32)))
+        assert torch.equal(batch.goals[first], torch.from_numpy(features[prompt].astype(np.float32)))
+        assert batch.next_rows[first] == answer.answer_ids[1]
+        first += len(answer.answer_ids) - 1
+
+
+@pytest.mark.parametrize("num_rounds", [1, 3])
+def test_the_loss_and_its_gradient_are_the_cross_entropy(num_rounds: int) -> None:
+    world = World()
+    frozen, batch = Frozen(world.embeddings, world.lm_head), batch_of(world.rows)
+    batch.next_rows[3] = -1  # outside the draft vocabulary
+    ours = loss_of(world.head, frozen, batch, num_rounds, 0.0, 0.7)
+    torch.autograd.backward(ours)
+    gradients = [weight.grad.clone() for weight in world.head.parameters() if weight.grad is not None]
+    world.head.zero_grad()
+    wanted = (batch.goals @ frozen.lm_head.T / 0.7).softmax(-1)
+    losses = []
+    for depth, made in enumerate(rounds_of(world.head, frozen, batch, num_rounds)):
+        taught = (batch.next_rows >= 0) & (batch.places >= depth)
+        losses.append(torch.nn.functional.cross_entropy((made @ frozen.lm_head.T)[taught], wanted[taught]))
+    plain = torch.stack(losses).mean()
+    torch.autograd.backward(plain)
+    assert ours.item() == pytest.approx(plain.item(), rel=1e-5)
+    for mine, weight in zip(gradients, world.head.parameters(), strict=True):
+        torch.testing.assert_close(mine, weight.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_in_a_batch_do_not_see_each_other() -> None:
+    world = World()
+    together = world.rounds(2)
+    for row in range(len(LENGTHS)):
+        with torch.no_grad():
+            frozen = Frozen(world.embeddings, world.lm_head)
+            alone = list(rounds_of(world.head, frozen, batch_of([world.rows[row]]), 2))
+        for ours, by_itself in zip(together, alone, strict=True):
+            torch.testing.assert_close(ours[row], by_itself)
+
+
+def test_muon_s_steps_are_orthogonal() -> None:
+    torch.manual_seed(0)
+    for size in ((8, 20), (20, 8), (8, 8)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(size)))
+        assert values.min() > 0.3
+        assert values.max() < 1.4
 
 
 def test_acceptance_is_that_of_real_drafting() -> None:
@@ -121,9 +165,7 @@ def test_acceptance_is_that_of_real_drafting() -> None:
             (feature,) = drafted(world, row, len(answer.prompt_ids) + place - 1, 1)
             if draw.random() < 0.7:
                 answer.answer_ids[place] = int((world.lm_head.double().numpy() @ feature).argmax())
-    found = acceptance(
-        world.head, Frozen(world.embeddings, world.lm_head), world.rows, 2, torch.device("cpu"), in_bfloat16=False
-    )
+    found = acceptance(world.head, Frozen(world.embeddings, world.lm_head), world.rows, 2, torch.device("cpu"))
     steps = []
     for row, answer in enumerate(world.answers):
         tokens = answer.prompt_ids + answer.answer_ids

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.server.cli import main as command
 from neuronserve.speculative.train_eagle.command import parse, run
-from neuronserve.speculative.train_eagle.device_features import DeviceFeatures
+from neuronserve.speculative.train_eagle.device_writer import DeviceWriter
 from neuronserve.speculative.train_eagle.features import TorchFeatures
 from neuronserve.speculative.train_eagle.target import Target
 
@@ -114,15 +114,47 @@ def test_a_head_is_trained_further(words: list[str], target: Path, tmp_path: Pat
     assert all(torch.equal(again[name], value) for name, value in first.items())
 
 
+def test_a_head_trained_further_may_draft_other_tokens(words: list[str], tmp_path: Path) -> None:
+    trained([*words, "--draft-vocab", "64"])
+    first = load_file(tmp_path / "head" / "model.safetensors")
+    further = ["--start", str(tmp_path / "head"), "--work", str(tmp_path / "more"), "--out", str(tmp_path / "next")]
+    trained([*words, *further, "--learning-rate", "0", "--draft-vocab", "80"])
+    again = load_file(tmp_path / "next" / "model.safetensors")
+    assert again["d2t"].shape == (80,)
+    assert torch.equal(again["fc.weight"], first["fc.weight"])
+
+
 def test_features_of_the_device_are_those_of_torch(target: Path) -> None:
     draw = random.Random(0)
     rows = [[draw.randrange(258) for _ in range(count)] for count in (5, 150, 64, 65, 1, 30, 70, 2, 9, 128, 40)]
     by_torch = TorchFeatures(Target.of(str(target), torch.device("cpu")).model.model)(rows)
-    by_device = DeviceFeatures(str(target), 32, 160)(rows)
+    by_device = DeviceWriter(str(target), 32, 160).read(rows)
     for ours, theirs in zip(by_device, by_torch, strict=True):
         assert ours.shape == theirs.shape
         off = np.square(ours.astype(np.float64) - theirs).mean() / np.square(theirs.astype(np.float64)).mean()
         assert off < 0.05**2  # int8 rounding; a row shifted by one token is off by more than 1
+
+
+def test_an_answer_s_features_are_those_of_its_tokens(target: Path) -> None:
+    """More prompts than places, of which some are read while others are written; some answers end early."""
+    draw = random.Random(1)
+    prompts = [[draw.randrange(258) for _ in range(count)] for count in (5, 70, 64, 65, 1, 2, 30, 90, 3, 12, 7, 40, 66)]
+    greedy = DeviceWriter(str(target), 32, 128, num_places=9).write(prompts, 12, 0.0)
+    ends = {greedy[0].tokens[3], greedy[7].tokens[5]}
+    written = DeviceWriter(str(target), 32, 128, ends, num_places=9).write(prompts, 12, 0.0)
+    rows = [prompt + answer.tokens for prompt, answer in zip(prompts, written, strict=True)]
+    for answer, whole, features in zip(
+        written, greedy, DeviceWriter(str(target), 32, 128).read([row[:-1] for row in rows]), strict=True
+    ):
+        end = next((at + 1 for at, token in enumerate(whole.tokens) if token in ends), 12)
+        assert answer.tokens == whole.tokens[:end]
+        assert answer.features is not None
+        np.testing.assert_array_equal(answer.features, features)
+
+
+def test_hot_answers_differ(target: Path) -> None:
+    hot = DeviceWriter(str(target), 32, 64).write([[5, 6, 7]] * 4, 20, 2.0)
+    assert len({tuple(answer.tokens) for answer in hot}) == 4
 
 
 def steps_of(lines: list[str]) -> int:

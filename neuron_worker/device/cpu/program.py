@@ -116,14 +116,15 @@ class BoundProgram:
         width, num_logits = self.shape.decode_width, self.native_batch.num_logit_rows
         return DeviceOutput(
             tokens=results.tokens[: self.num_rows * width].reshape(self.num_rows, width),
-            logits=self._logits(num_logits) if num_logits else None,
+            logits=self.logits(num_logits) if num_logits else None,
             prompt_scores=results.scores(self.shape.prefill_tokens, batch.prompt_logprobs)
             if self.native_batch.num_scored
             else None,
             device_seconds=time.perf_counter() - started,
         )
 
-    def _logits(self, num_rows: int) -> Float32:
+    def logits(self, num_rows: int) -> Float32:
+        """Of the rows that wanted an output, in the order of the last run's results."""
         start, stride = self._bound.logits_offset // 4, self._bound.logits_stride
         rows = self._session.workspace[start : start + num_rows * stride]
         return rows.reshape(num_rows, stride)[:, : self._vocab]
