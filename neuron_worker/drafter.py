@@ -51,6 +51,11 @@ class Drafter:
         """Asked before a draft on the device is."""
         return self._pays(self.requests, {request.id: self.most(request) for request in self.requests})
 
+    def needs_device(self, request: LiveRequest) -> bool:
+        """Whether a draft on the device is to look ahead for the request."""
+        most = self.most(request)
+        return bool(most) and self._proposer.asks_device(Context(self._state.known_tokens(request), most))
+
     def most(self, request: LiveRequest) -> int:
         """Drafts that may be of use in the request's next step, which gives a token without any."""
         most = min(self._num_tokens, self._state.max_model_len - request.num_tokens - 1)

@@ -5,7 +5,7 @@
 Everything that a step wrote is read, of prompts and of rows that get no drafts too: a later request may find these
 blocks by their prefix, and the draft's part of them must be as good as the target's.
 
-Knows rows, calls and the device. Knows no policy: the drafter says how many drafts are of use.
+Knows rows, calls and the device. Knows no policy: the drafter says for which rows drafts are of use.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ class LookAhead:
         return {owner.request.id: said[place] for owner, place, token in where if token != NO_DRAFT}
 
     def _newest(self, request: LiveRequest, num_tokens: Mapping[str, int]) -> int:
-        wanted = num_tokens.get(request.id) and self._drafter.most(request)
+        wanted = num_tokens.get(request.id) and self._drafter.needs_device(request)
         return request.output[-1] if wanted else NO_DRAFT

@@ -88,6 +88,12 @@ OPTIONS = (
         True,
         "Whether speculation drafts in a step only where that has paid so far; false: in every step.",
     ),
+    Option(
+        "lookup_beside_draft",
+        boolean,
+        True,
+        "Whether text that repeats itself is drafted by prompt lookup, and an EAGLE head is asked for the rest alone.",
+    ),
     Option("threads", positive, None, "Threads of the cpu device; by default every core the process may use."),
     Option(
         "artifacts",

@@ -17,7 +17,7 @@ from neuronserve.bucketing.memory import MemoryFacts
 from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, TOKEN_GENERATION_KEY, Plan, make_plan
 from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
-from neuronserve.speculative.settings import Speculation
+from neuronserve.speculative.settings import HEADS, Speculation
 
 from . import draft_rules, elsewhere, environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
@@ -443,6 +443,11 @@ def _without_effect(config: NeuronConfig, values: Mapping[str, object]) -> list[
             "adaptive_depth",
             f"the {config.backend} device drafts in every step",
         ),
+        (
+            not values["lookup_beside_draft"] and not _has_head_beside(config),
+            "lookup_beside_draft",
+            "no EAGLE head drafts between the steps",
+        ),
         (config.threads is not None and on_chip, "threads", f"the {config.backend} device computes on its cores"),
         (config.artifacts is not None and not on_chip, "artifacts", f"the {config.backend} device compiles no graphs"),
         (
@@ -557,7 +562,16 @@ def _speculation(given: _Given, length: int) -> Speculation | None:
     if asked is not None and request.draft_dir is not None:
         pair = draft_rules.Pair(asked, request.draft_dir, request.model_dir, given.spec, length)
         given.notes.extend(draft_rules.check(pair, capabilities))
-    return None if asked is None else replace(asked, is_adaptive=bool(given.values["adaptive_depth"]))
+    if asked is None:
+        return None
+    looks_up = (
+        asked.method in HEADS and not capabilities.fused_speculation and bool(given.values["lookup_beside_draft"])
+    )
+    return replace(asked, is_adaptive=bool(given.values["adaptive_depth"]), looks_up_first=looks_up)
+
+
+def _has_head_beside(config: NeuronConfig) -> bool:
+    return config.speculation is not None and config.speculation.method in HEADS and not config.is_fused
 
 
 def _check_model(config: NeuronConfig, model_dir: str) -> None:

@@ -3,9 +3,9 @@
     after a step ── propose(Context) ──▶ drafts ── scheduled with the next step ──▶ verify
 
 Prompt lookup reads the tokens. A draft model or an EAGLE head runs on the device, in a call after the target's; what it
-said reaches its proposer as `Context.drafted`. A device that drafts and verifies inside one call has nothing to say in
-advance: its proposer asks for room. Either way a proposer may give fewer drafts than it may, or none; wrong
-drafts cost time and never a token.
+said reaches its proposer as `Context.drafted`. An EAGLE head is asked only where the text does not repeat itself. A
+device that drafts and verifies inside one call has nothing to say in advance: its proposer asks for room. Either way a
+proposer may give fewer drafts than it may, or none; wrong drafts cost time and never a token.
 
 Knows no requests, no engine and no device.
 """
@@ -19,6 +19,9 @@ from typing import Protocol
 from .ngram import Tokens, lookup
 from .settings import NGRAM, Speculation
 from .verify import PLACEHOLDER
+
+SHORTEST_BESIDE_A_HEAD, LONGEST_BESIDE_A_HEAD = 3, 8
+"""Endings, in tokens, that are followed before a head is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class Proposer(Protocol):
     def propose(self, context: Context) -> list[int]:
         """At most `context.most` tokens that may follow, the next one first."""
 
+    def asks_device(self, context: Context) -> bool:
+        """Whether it would have use for `Context.drafted`."""
+
 
 @dataclass(frozen=True)
 class PromptLookup:
@@ -43,10 +49,31 @@ class PromptLookup:
     def propose(self, context: Context) -> list[int]:
         return lookup(context.tokens, self.shortest, self.longest, context.most)
 
+    def asks_device(self, context: Context) -> bool:
+        return False
+
 
 class DeviceDraft:
     def propose(self, context: Context) -> list[int]:
         return list(context.drafted or ())[: context.most]
+
+    def asks_device(self, context: Context) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class LookupFirst:
+    """A loop, a quotation or a name is copied further than a small head looks ahead, and for nothing: an ending of a
+    few tokens that occurred before is followed, and the draft on the device is asked for the rest."""
+
+    lookup: PromptLookup
+    draft: DeviceDraft
+
+    def propose(self, context: Context) -> list[int]:
+        return self.lookup.propose(context) or self.draft.propose(context)
+
+    def asks_device(self, context: Context) -> bool:
+        return not self.lookup.propose(context)
 
 
 class FusedDraft:
@@ -55,6 +82,9 @@ class FusedDraft:
     def propose(self, context: Context) -> list[int]:
         return [PLACEHOLDER] * context.most
 
+    def asks_device(self, context: Context) -> bool:
+        return False
+
 
 def make_proposer(asked: Speculation, *, is_fused: bool = False) -> Proposer:
     """`is_fused`: the draft is part of the device's step."""
@@ -62,4 +92,6 @@ def make_proposer(asked: Speculation, *, is_fused: bool = False) -> Proposer:
         return FusedDraft()
     if asked.method == NGRAM:
         return PromptLookup(asked.shortest_match, asked.longest_match)
+    if asked.looks_up_first:
+        return LookupFirst(PromptLookup(SHORTEST_BESIDE_A_HEAD, LONGEST_BESIDE_A_HEAD), DeviceDraft())
     return DeviceDraft()

@@ -14,6 +14,8 @@ EAGLE3 = "eagle3"
 BY_A_DRAFT = (DRAFT_MODEL, EAGLE, EAGLE3)
 """Those that load a second checkpoint beside the target's."""
 
+HEADS = (EAGLE, EAGLE3)
+
 METHODS = (NGRAM, *BY_A_DRAFT)
 """What is built, in vLLM's names."""
 
@@ -30,6 +32,7 @@ class Speculation:
     revision: str | None = None  # of a hub id
     max_length: int | None = None  # a longer sequence is not drafted for; None: all are
     is_adaptive: bool = True  # drafts only where that pays
+    looks_up_first: bool = False  # and asks the draft for what does not repeat itself
 
     @property
     def has_draft(self) -> bool:

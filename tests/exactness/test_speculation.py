@@ -59,6 +59,9 @@ class SameAsBefore:
         assert drafts[:shared] == before[:shared], f"after {len(context.tokens)} tokens"
         return drafts
 
+    def asks_device(self, context: Context) -> bool:
+        return True
+
 
 @pytest.fixture(scope="module")
 def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:

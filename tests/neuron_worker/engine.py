@@ -35,7 +35,12 @@ class Engine:
 
     def __init__(self, model: str, **arguments: Any) -> None:
         # Drafts in every step: no clock decides what a test sees.
-        options = {"backend": "arithmetic", "adaptive_depth": False, **arguments.pop("options", {})}
+        options = {
+            "backend": "arithmetic",
+            "adaptive_depth": False,
+            "lookup_beside_draft": False,
+            **arguments.pop("options", {}),
+        }
         defaults = {"max_num_seqs": 4, "max_model_len": 128, "block_size": 16, "dtype": "float32"}
         self.llm = LLM(model=model, additional_config={"neuronserve": options}, **{**defaults, **arguments})
         self.core = self.llm.llm_engine

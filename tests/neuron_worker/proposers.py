@@ -24,7 +24,12 @@ DRAFTS: dict[str, dict[str, Any]] = {
 """What their config.json has."""
 
 
-class Oracle:
+class _AsksDevice:
+    def asks_device(self, context: Context) -> bool:
+        return True
+
+
+class Oracle(_AsksDevice):
     """Drafts of which the first `num_right(context)` are what greedy decoding will say."""
 
     def __init__(self, num_right: Callable[[int], int]) -> None:
@@ -36,7 +41,7 @@ class Oracle:
         return drafts[:right] + [3 + (draft - 2) % 61 for draft in drafts[right:]]
 
 
-class InStep:
+class InStep(_AsksDevice):
     """A draft on the device, whose every word must be what it would say had it read nothing but the request itself:
     after a prefix hit, a chunk or a preemption, and whatever was rejected before."""
 
@@ -49,6 +54,19 @@ class InStep:
             return []
         assert list(context.drafted)[: context.most] == guesses(context.tokens.tolist(), context.most)
         return DeviceDraft().propose(context)
+
+
+class InTurns(InStep):
+    """Asks the device for every second step's drafts alone, and knows the others."""
+
+    def propose(self, context: Context) -> list[int]:
+        if self.asks_device(context):
+            return super().propose(context)
+        assert context.drafted is None, "the device was asked"
+        return expected(context.tokens.tolist(), context.most)[:1]
+
+    def asks_device(self, context: Context) -> bool:
+        return len(context.tokens) % 2 == 0
 
 
 def guesses(tokens: list[int], count: int) -> list[int]:

@@ -185,6 +185,7 @@ def said_of_options(done: Any) -> list[str]:
         ({"quantize_head": True}, {}),
         ({"activations": "int8"}, {}),
         ({"adaptive_depth": False}, {}),
+        ({"lookup_beside_draft": False}, {}),
         ({"artifacts": "/somewhere"}, {}),
         ({"device_timeout": 9}, {}),
         ({"device_prepare_timeout": 9}, {}),

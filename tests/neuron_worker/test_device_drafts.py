@@ -19,7 +19,7 @@ from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
 
 from .engine import Engine, expected, greedy, note_pauses
-from .proposers import NUM_DRAFTS, InStep, drafter_of, guesses
+from .proposers import NUM_DRAFTS, InStep, InTurns, drafter_of, guesses
 from .test_speculation import counted, difference
 
 Make = Callable[..., Engine]
@@ -59,6 +59,15 @@ def test_a_prompt_in_chunks_with_nobody_beside_it(engine: Engine) -> None:
 def test_a_draft_that_reaches_into_the_next_context(engine: Engine, length: int) -> None:
     prompt = (LONG * 2)[:length]
     assert engine.tokens_of(prompt, greedy(20)) == expected(prompt, 20)
+
+
+def test_rows_that_the_device_is_not_asked_for_are_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others that it is asked for, and alone."""
+    monkeypatch.setattr(drafter_of(engine), "_proposer", InTurns())
+    prompts = [LONG[:40], LONG[1:40], [3, 4]]
+    for asked in (prompts, prompts[:1]):
+        outputs = engine.generate(asked, greedy(20))
+        assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(one, 20) for one in asked]
 
 
 def test_prompts_that_were_only_read(engine: Engine) -> None:

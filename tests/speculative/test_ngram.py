@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuronserve.speculative.ngram import lookup
-from neuronserve.speculative.proposer import Context, make_proposer
+from neuronserve.speculative.proposer import Context, LookupFirst, make_proposer
 from neuronserve.speculative.settings import Speculation
 
 
@@ -78,3 +78,16 @@ def test_drafts_are_tokens_of_the_text(tokens: list[int]) -> None:
 def test_the_proposer_gives_no_more_than_are_of_use() -> None:
     proposer = make_proposer(Speculation("ngram", num_tokens=4, shortest_match=1, longest_match=3))
     assert proposer.propose(Context(np.array([1, 2, 3, 4, 1], dtype=np.int32), most=2)) == [2, 3]
+
+
+def test_beside_a_head_only_what_repeats_itself_is_looked_up() -> None:
+    proposer = make_proposer(Speculation("eagle", num_tokens=4, looks_up_first=True))
+    assert isinstance(proposer, LookupFirst)
+    shortest = proposer.lookup.shortest
+    ending = list(range(20, 20 + shortest))
+    known = np.array([*ending, 7, 8, 9, *ending], dtype=np.int32)
+    assert not proposer.asks_device(Context(known, most=2))
+    assert proposer.propose(Context(known, most=2)) == [7, 8]
+    new = np.array([*ending[1:], 7, 8, 9, *ending], dtype=np.int32)
+    assert proposer.asks_device(Context(new, most=2))
+    assert proposer.propose(Context(new, most=2, drafted=[1, 2, 3])) == [1, 2]
