@@ -36,7 +36,7 @@ _READERS, _WIDTH, _BLOCK = 8, 64, 32
 class _ReadOps(NativeOps):
     """Ends at the final norm: what the device calls logits are the features."""
 
-    def finish(self, x: Value, hidden: Value, norm: NormWeight, head: LinearWeight) -> None:
+    def finish(self, x: Value, hidden: Value | None, norm: NormWeight, head: LinearWeight) -> None:
         self.recording.logits = self.norm(x, norm)
         self.recording.slice_start = len(self.recording.ops)
 
@@ -44,7 +44,7 @@ class _ReadOps(NativeOps):
 class _WriteOps(NativeOps):
     """Draws a token, and what the device calls logits are the features."""
 
-    def finish(self, x: Value, hidden: Value, norm: NormWeight, head: LinearWeight) -> None:
+    def finish(self, x: Value, hidden: Value | None, norm: NormWeight, head: LinearWeight) -> None:
         features = self.norm(x, norm)
         logits = self.linear(self.norm(x, norm), head)
         self._record("sample", {"in": head.out_features}, x=logits, y=None)

@@ -29,7 +29,7 @@ from ..base import (
 )
 from ..draft_rows import no_draft, not_the_last
 from ..errors import DeviceError, DoesNotFit, UncompiledShape, UnsupportedModel
-from ..graph.decoder import Model, decode_step
+from ..graph.decoder import Model, decode_step, lean_step
 from ..graph.draft import Draft, load_draft
 from ..graph.ops import FloatType
 from ..graph.spec import kv_bytes_per_token
@@ -65,6 +65,7 @@ class CpuDevice:
         self._model: Model | None = None
         self._options: DeviceOptions | None = None
         self._recording: Recording | None = None
+        self._lean: Recording | None = None  # for steps without scores, where nobody reads features
         self._draft: Draft | None = None
         self._draft_recording: Recording | None = None
         self._results = Results()
@@ -87,6 +88,10 @@ class CpuDevice:
         ops = NativeOps()
         decode_step(ops, self._model, self._draft)
         self._recording = ops.recording
+        if self._draft is None or not self._draft.feature_width:
+            lean = NativeOps()
+            lean_step(lean, self._model)
+            self._lean = lean.recording
         spec = self._model.spec
         return ModelFacts(
             architecture=spec.architecture,
@@ -148,7 +153,8 @@ class CpuDevice:
             return
         assert self._recording is not None
         bound = self._recording.bind(shape, options.prompts_per_call)
-        program = BoundProgram(shape, bound, options, model.spec.vocab_size, session)
+        lean = self._lean.bind(shape, options.prompts_per_call) if self._lean and shape.prefill_tokens else None
+        program = BoundProgram(shape, bound, options, model.spec.vocab_size, session, lean)
         self._results.reserve(program.num_rows, shape, options.max_prompt_logprobs)
         is_first = not self._programs
         self._programs[shape] = program
@@ -194,7 +200,9 @@ class CpuDevice:
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
-        self._session = self._model = self._recording = self._draft = self._draft_recording = self._ran = None
+        self._session = self._model = self._recording = self._lean = self._draft = self._draft_recording = self._ran = (
+            None
+        )
         self._programs.clear()
         self._draft_programs.clear()
         self._num_blocks, self._sealed = 0, False

@@ -150,11 +150,13 @@ class NativeOps:
     def select(self, x: Value) -> Value:
         return self._record("select", {"in": x.width}, x=x, y=self._value(x.width, "selected"))
 
-    def finish(self, x: Value, hidden: Value, norm: NormWeight, head: LinearWeight) -> None:
+    def finish(self, x: Value, hidden: Value | None, norm: NormWeight, head: LinearWeight) -> None:
         logits = self.linear(self.norm(x, norm), head)
         self._record("sample", {"in": head.out_features}, x=logits, y=None)
         self.recording.logits = logits
         self.recording.slice_start = len(self.recording.ops)
+        if hidden is None:
+            return
         rows = self._record("gather", {"in": hidden.width}, x=hidden, y=self._value(hidden.width, "slice"))
         scores = self.linear(self.norm(rows, norm), head)
         self._record("score", {"in": head.out_features}, x=scores, y=None)

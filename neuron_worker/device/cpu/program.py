@@ -79,21 +79,32 @@ def native_program(
 
 
 class BoundProgram:
-    """A recording bound to `shape`, with the session's memory reserved for it."""
+    """A recording bound to `shape`, with the session's memory reserved for it. `lean`: another one, for steps that
+    score no prompt."""
 
-    def __init__(self, shape: StepShape, bound: Bound, options: DeviceOptions, vocab: int, session: Session) -> None:
+    def __init__(
+        self,
+        shape: StepShape,
+        bound: Bound,
+        options: DeviceOptions,
+        vocab: int,
+        session: Session,
+        lean: Bound | None = None,
+    ) -> None:
         self.shape = shape
         self.num_prompts = options.prompts_per_call if shape.prefill_tokens else 0
         self.num_rows = shape.decode_rows + self.num_prompts
-        self._bound = bound
+        self._full = (bound, native_program(shape, self.num_prompts, bound, options, vocab))
+        self._lean = (
+            self._full if lean is None else (lean, native_program(shape, self.num_prompts, lean, options, vocab))
+        )
+        self._bound = bound  # of the last run
         self._vocab = vocab
         self._session = session
         self.native_batch = Batch()
         self._parts: tuple[DecodePart | None, PrefillPart | None, RowSampling | None] = (None, None, None)
-        self._program = native_program(shape, self.num_prompts, bound, options, vocab)
-        session.reserve(
-            bound.workspace_bytes, bound.scratch_bytes, len(bound.ops), shape.num_tokens, max(self.num_rows, 1)
-        )
+        for of, _ in (self._full, self._lean):
+            session.reserve(of.workspace_bytes, of.scratch_bytes, len(of.ops), shape.num_tokens, max(self.num_rows, 1))
 
     def run(self, batch: PackedBatch, results: Results) -> None:
         if batch.prompt_logprobs > results.most_alternatives:
@@ -109,7 +120,8 @@ class BoundProgram:
         native.target_ranks = address(results.target_ranks)
         native.top_ids = address(results.top_ids)
         native.top_logprobs = address(results.top_logprobs)
-        self._session.run(self._program, native)
+        self._bound, program = self._full if _is_scored(batch) else self._lean
+        self._session.run(program, native)
 
     def output(self, batch: PackedBatch, results: Results, started: float) -> DeviceOutput:
         """Views of the last run's results. `started` is when its call came, on the performance counter."""
@@ -136,7 +148,7 @@ class BoundProgram:
             return
         self._parts = (None, None, None)
         native, shape = self.native_batch, self.shape
-        num_blocks, rows, width = self._program.blocks_per_row, shape.decode_rows, shape.decode_width
+        num_blocks, rows, width = self._full[1].blocks_per_row, shape.decode_rows, shape.decode_width
         if rows:
             decode = _given(batch.decode, "decode", shape)
             native.decode_tokens = checked(decode.tokens, "decode.tokens", (rows, width), np.int32)
@@ -182,6 +194,10 @@ def padding_batch(shape: StepShape, num_prompts: int, blocks_per_row: int, num_t
     ones = np.ones(num_rows, dtype=np.float32)
     sampling = RowSampling(want, ones * 0, zeros(num_rows), ones, ones * 0, np.zeros((num_rows, width)))
     return PackedBatch(shape, decode, prefill, sampling)
+
+
+def _is_scored(batch: PackedBatch) -> bool:
+    return batch.prefill is not None and bool(batch.prefill.targets.max() >= 0)
 
 
 def _given(part: Any, name: str, shape: StepShape) -> Any:

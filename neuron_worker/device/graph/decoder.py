@@ -77,15 +77,23 @@ def decode_step(ops: Ops[V], model: Model, reader: Reader | None = None) -> None
     ops.finish(ops.select(x), x, model.norm, model.head)
 
 
-def hidden_states(ops: Ops[V], model: Model, taps: Sequence[int] = ()) -> tuple[V, list[V]]:
-    """[T, hidden] after the last layer, before the final norm; and before each of the layers `taps`, in their order."""
+def lean_step(ops: Ops[V], model: Model) -> None:
+    """The same where nobody reads features and no prompt is scored: the rows that give nothing are left behind in the
+    last layer, once their keys and values are in the cache."""
+    x, _ = hidden_states(ops, model, selects=True)
+    ops.finish(x, None, model.norm, model.head)
+
+
+def hidden_states(ops: Ops[V], model: Model, taps: Sequence[int] = (), *, selects: bool = False) -> tuple[V, list[V]]:
+    """[T, hidden] after the last layer, before the final norm; and before each of the layers `taps`, in their order.
+    `selects`: [N, hidden] of the selected rows alone."""
     tapped: dict[int, V] = {}
     x = ops.embed(model.embedding, model.positions)  # [tokens, hidden]
     for index, layer in enumerate(model.layers):
         if index in taps:
             tapped[index] = x
         read = x if layer.attention_norm is None else ops.norm(x, layer.attention_norm)
-        x = run_layer(ops, read, x, index, layer, model)
+        x = run_layer(ops, read, x, index, layer, model, selects=selects and index == len(model.layers) - 1)
     tapped[len(model.layers)] = x
     return x, [tapped[index] for index in taps]
 
@@ -100,14 +108,17 @@ class Body(Protocol):
     def rope(self) -> Any | None: ...
 
 
-def run_layer(ops: Ops[V], read: V, x: V, index: int, layer: Layer, body: Body) -> V:
-    """Attention over `read`, then the MLP, each added to `x`."""
+def run_layer(ops: Ops[V], read: V, x: V, index: int, layer: Layer, body: Body, *, selects: bool = False) -> V:
+    """Attention over `read`, then the MLP, each added to `x`. `selects`: only the selected rows go on after the
+    attention, for which all rows leave their keys and values."""
     qkv = ops.linear(read, layer.qkv)
     if layer.head_norms is not None:
         qkv = ops.head_norm(qkv, layer.form, *layer.head_norms)
     if body.rope is not None:
         qkv = ops.rope(qkv, layer.form, body.rope)
     attended = ops.attend(qkv, index, layer.form)  # [tokens, heads * head_dim]
+    if selects:
+        attended, x = ops.select(attended), ops.select(x)
     x = ops.linear(attended, layer.output, residual=x)
     inner = ops.linear(ops.norm(x, layer.mlp_norm), layer.up, activation=body.spec.activation)
     return ops.linear(inner, layer.down, residual=x)

@@ -54,8 +54,8 @@ class DraftModel:
         """Reads no features."""
 
     def guess(self, ops: Ops[V]) -> None:
-        hidden, _ = hidden_states(ops, self.model)
-        ops.guess(ops.norm(ops.select(hidden), self.model.norm), self.model.head, None, None)
+        hidden, _ = hidden_states(ops, self.model, selects=True)
+        ops.guess(ops.norm(hidden, self.model.norm), self.model.head, None, None)
 
 
 def form_of(config: ConfigJson) -> Literal["model", "eagle", "eagle3"]:

@@ -58,7 +58,7 @@ class EagleHead:
     def guess(self, ops: Ops[V]) -> None:
         x = ops.linear(ops.join(ops.embed(self.embedding), ops.recall(self.feature_width)), self.fc)
         read = x if self.layer.attention_norm is None else ops.norm(x, self.layer.attention_norm)
-        made = ops.select(run_layer(ops, read, x, 0, self.layer, self))
+        made = run_layer(ops, read, x, 0, self.layer, self, selects=True)
         ops.guess(made, self.head, self.token_ids, carried=made)
 
 
@@ -92,7 +92,7 @@ class Eagle3Head:
         feature = ops.recall(self.feature_width)
         normed = ops.norm(feature, self.feature_norm)
         base = normed if self.adds_to_normed else feature
-        made = ops.select(run_layer(ops, ops.join(embedded, normed), base, 0, self.layer, self))
+        made = run_layer(ops, ops.join(embedded, normed), base, 0, self.layer, self, selects=True)
         ops.guess(ops.norm(made, self.norm), self.head, self.token_ids, carried=made)
 
 

@@ -131,9 +131,9 @@ class Ops(Protocol[V]):
     def select(self, x: V) -> V:
         """The rows that need logits: every decode token, the last token of each prompt. [N, hidden]"""
 
-    def finish(self, x: V, hidden: V, norm: NormWeight, head: LinearWeight) -> None:
+    def finish(self, x: V, hidden: V | None, norm: NormWeight, head: LinearWeight) -> None:
         """Final norm and head of the selected rows `x`, and what each row wants of it: a sampled token or its logits.
-        `hidden` [T, hidden], before the final norm, serves the scores of prompt tokens."""
+        `hidden` [T, hidden], before the final norm, serves the scores of prompt tokens; None: none are scored."""
 
     # -- for a draft: `keep` in the model's step, the others in the draft's own
 

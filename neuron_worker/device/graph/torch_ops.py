@@ -151,11 +151,12 @@ class TorchOps:
             rows.append(self._num_decode + (prefill.starts + prefill.lengths - 1).clamp(min=0))
         return x[torch.cat(rows)]
 
-    def finish(self, x: Tensor, hidden: Tensor, norm: NormWeight, head: LinearWeight) -> None:
+    def finish(self, x: Tensor, hidden: Tensor | None, norm: NormWeight, head: LinearWeight) -> None:
         self.logits = self.linear(self.norm(x, norm), head)
         sampling = self._batch.sampling
         self.tokens = greedy_tokens(self.logits) if sampling is None else sampled_tokens(self.logits, sampling)
         if self._batch.num_top is not None and self._batch.prefill is not None:
+            assert hidden is not None
             self.scores = self._score(hidden[self._num_decode :], norm, head, self._batch.prefill, self._batch.num_top)
 
     def keep(self, x: Tensor) -> None:

@@ -88,7 +88,7 @@ class FunctionalOps(TorchOps):
         self.new_keys: list[Tensor] = []
         self.new_values: list[Tensor] = []
 
-    def finish(self, x: Tensor, hidden: Tensor, norm: NormWeight, head: LinearWeight) -> None:
+    def finish(self, x: Tensor, hidden: Tensor | None, norm: NormWeight, head: LinearWeight) -> None:
         self.logits = self.linear(self.norm(x, norm), head)
         self.tokens = likeliest(self.logits)
 

@@ -14,6 +14,7 @@ import pytest
 from neuronserve.neuron_worker.device.base import DeviceOptions, DraftRequest, StepShape, Want
 from neuronserve.neuron_worker.device.cpu import library
 from neuronserve.neuron_worker.device.cpu.device import CAPABILITIES, CpuDevice, create
+from neuronserve.neuron_worker.device.cpu.native_ops import Bound
 from neuronserve.neuron_worker.device.errors import DeviceError, DoesNotFit, LoadError, UncompiledShape
 from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
 
@@ -115,6 +116,41 @@ def test_scores_of_a_long_prompt_are_those_of_its_logits(name: str, form: str, s
     expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     driver.device.close()
     np.testing.assert_allclose(scored.target_logprobs, expected[np.arange(93), tokens[1:94]], atol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["llama-odd", "mistral-window", "gpt2", "qwen3"])
+def test_a_scored_prompt_changes_no_bit(name: str, form: str, start) -> None:
+    """Without scores the last layer goes on with the rows that give something alone."""
+    found = []
+    for is_scored in (False, True):
+        driver = start(name, threads=2, **FORMS[form])
+        mine, silent, other = (Stream(random_tokens(60, seed)) for seed in range(3))
+        driver.step([prefill(other, 9, scored=is_scored), prefill(silent, 30, want=Want.NOTHING)])
+        rows = [decode(other, 3), prefill(mine, 20, scored=is_scored), prefill(silent, 11, want=Want.NOTHING)]
+        logits = [result.logits for result in driver.step(rows) if result.logits is not None]
+        logits.append(logits_of(driver, mine, [[decode(mine, 2), decode(other), decode(silent)]]))
+        logits.append(logits_of(driver, silent, [[decode(silent)]]))
+        found.append(np.concatenate(logits))
+        driver.device.close()
+    assert np.array_equal(bits(found[0]), bits(found[1]))
+
+
+def test_rows_that_give_nothing_stop_in_the_last_layer(start) -> None:
+    driver = start()
+    shape = StepShape(0, 1, 24, LONGEST)
+    driver.compile(shape)
+    program = driver.device._programs[shape]
+
+    def products(bound: Bound) -> int:
+        """Of all tokens."""
+        ops = bound.ops
+        return int(((ops["kind"] == library.KINDS.index("linear")) & (ops["rows"] == 0)).sum())
+
+    full, lean = program._full[0], program._lean[0]
+    assert library.ROW_SETS[0] == "tokens"
+    assert products(full) - products(lean) == 3  # attention's output, and two of the MLP
+    driver.device.close()
 
 
 class Mallinfo2(ctypes.Structure):
