@@ -23,7 +23,7 @@ SDK_IMAGE =
 DOCKER ?= docker
 
 .PHONY: help install demo-model serve test test-full fuzz lint format bench bench-peers bench-http bench-memory \
-  bench-padding bench-context bench-speculation profile wheelhouse dist lock clean distclean \
+  bench-padding bench-context bench-speculation bench-speculation-batches profile wheelhouse dist lock clean distclean \
   neuronx-tgi neuronx-sagemaker neuronx-vllm tpu-tgi cpu-tgi cpu-sagemaker cpu-vllm
 
 help:
@@ -104,6 +104,9 @@ profile: install
 
 bench-speculation: install
 	@$(QUIET) $(BIN)/python benchmarks/bench_speculation.py $(if $(DATA),--data $(DATA)) $(ARGS)
+
+bench-speculation-batches: install
+	@$(QUIET) $(BIN)/python benchmarks/speculation_batches.py $(if $(DATA),--data $(DATA)) $(ARGS)
 
 wheelhouse: install
 	@$(BIN)/python scripts/wheelhouse.py wheelhouse

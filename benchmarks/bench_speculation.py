@@ -32,6 +32,8 @@ TEMPERATURES = (0.0, 0.7)
 QUANTIZATIONS = {"float32": None, "int8": "neuron_quant"}
 QUOTING = ("summarization", "rag", "translation")
 PLAIN = "plain"
+PROPOSERS = ("ngram", "eagle", "eagle-alone", "draft")
+"""`eagle` looks up what repeats itself and asks the head for the rest, as it is served; `eagle-alone` always asks."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,14 @@ class Child:
         return answer
 
     def answer(self, prompt: str, **sampling: Any) -> dict[str, Any]:
+        return self._ask(prompt=prompt, **sampling)
+
+    def answer_together(self, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+        return self._ask(prompts=prompts, max_tokens=max_tokens)
+
+    def _ask(self, **asked: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"prompt": prompt, **sampling}) + "\n")
+        self.process.stdin.write(json.dumps(asked) + "\n")
         return self._read()
 
     def close(self) -> None:
@@ -134,17 +142,36 @@ def serve(arguments: Mapping[str, Any]) -> None:
     from vllm import LLM
 
     sizes = {"max_model_len": 2048, "max_num_seqs": 1, "enable_prefix_caching": False}
-    llm = LLM(device="neuron", dtype="float32", disable_log_stats=False, **sizes, **arguments)
+    llm = LLM(device="neuron", dtype="float32", disable_log_stats=False, **{**sizes, **arguments})
     out.write("{}\n")
     for number, line in enumerate(sys.stdin):
-        out.write(json.dumps(_answer(llm, str(number), **json.loads(line))) + "\n")
+        asked = json.loads(line)
+        answer = _answer_together(llm, **asked) if "prompts" in asked else _answer(llm, str(number), **asked)
+        out.write(json.dumps(answer) + "\n")
+
+
+def _templated(llm: Any, prompt: str) -> str:
+    messages = [{"role": "user", "content": prompt}]
+    text: str = llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def _answer_together(llm: Any, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+    """Greedily, all in one batch."""
+    from vllm import SamplingParams
+
+    texts = [_templated(llm, prompt) for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
+    begin = time.perf_counter()
+    outputs = llm.generate(texts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    return {"tokens": [list(output.outputs[0].token_ids) for output in outputs], "seconds": seconds}
 
 
 def _answer(llm: Any, request: str, prompt: str, temperature: float, max_tokens: int, seed: int) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    messages = [{"role": "user", "content": prompt}]
-    text = llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = _templated(llm, prompt)
     params = SamplingParams(
         temperature=temperature, max_tokens=max_tokens, seed=seed if temperature else None, detokenize=False
     )
@@ -183,13 +210,13 @@ def _counted(llm: Any) -> tuple[int, list[int]]:
     return drafts, accepted
 
 
-def questions(path: Path, limit: int | None) -> Iterator[tuple[str, str]]:
-    """(category, first turn), the categories in turn, `limit` of each."""
+def questions(path: Path, limit: int | None, every: int = 1) -> Iterator[tuple[str, str]]:
+    """(category, first turn), the categories in turn, `limit` of each, of every so many rows."""
     by_category: dict[str, list[str]] = defaultdict(list)
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line.strip():
-            row = json.loads(line)
-            by_category[row["category"]].append(row["turns"][0])
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    for line in lines[::every]:
+        row = json.loads(line)
+        by_category[row["category"]].append(row["turns"][0])
     longest = max(map(len, by_category.values()), default=0)
     for index in range(longest if limit is None else min(limit, longest)):
         yield from ((category, turns[index]) for category, turns in by_category.items() if index < len(turns))
@@ -258,6 +285,11 @@ def proposers(arguments: argparse.Namespace, model: str) -> dict[str, dict[str, 
     known = {
         "ngram": {"speculative_model": "ngram", "num_speculative_tokens": k or 4},
         "eagle": {"speculative_model": eagle, "num_speculative_tokens": k or 4},
+        "eagle-alone": {
+            "speculative_model": eagle,
+            "num_speculative_tokens": k or 4,
+            "additional_config": {"neuronserve": {"lookup_beside_draft": False}},
+        },
         "draft": {"speculative_model": arguments.draft or model, "num_speculative_tokens": k or 4},
     }
     return {name: known[name] for name in arguments.proposers}
@@ -267,12 +299,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="spec_bench.jsonl; without it nothing is measured")
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--proposers", nargs="+", choices=["ngram", "eagle", "draft"], default=["ngram", "eagle"])
+    parser.add_argument("--proposers", nargs="+", choices=PROPOSERS, default=["ngram", "eagle"])
     parser.add_argument("--eagle", help="the head's directory; default: the one shipped for the model")
     parser.add_argument("--draft", help="the draft model's directory; default: the model itself")
     parser.add_argument("--num-tokens", type=int, help="drafts per step; 4")
     parser.add_argument("--weights", nargs="+", choices=list(QUANTIZATIONS), default=list(QUANTIZATIONS))
     parser.add_argument("--limit", type=int, help="prompts of each category; all")
+    parser.add_argument("--every", type=int, default=1, help="one prompt in so many, the categories in proportion; all")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -282,7 +315,7 @@ def main() -> None:
     if arguments.data is None:
         print("bench-speculation is skipped: name the prompts, such as make bench-speculation DATA=spec_bench.jsonl")
         return
-    asked = list(questions(arguments.data, arguments.limit))
+    asked = list(questions(arguments.data, arguments.limit, arguments.every))
     categories = list(dict.fromkeys(category for category, _ in asked))
     model = arguments.model or demo_model()
     print(

@@ -20,7 +20,7 @@ from .ngram import Tokens, lookup
 from .settings import NGRAM, Speculation
 from .verify import PLACEHOLDER
 
-SHORTEST_BESIDE_A_HEAD, LONGEST_BESIDE_A_HEAD = 3, 8
+SHORTEST_BESIDE_A_HEAD, LONGEST_BESIDE_A_HEAD = 2, 8
 """Endings, in tokens, that are followed before a head is asked."""
 
 
@@ -66,8 +66,8 @@ class LookupFirst:
     """A loop, a quotation or a name is copied further than a small head looks ahead, and for nothing: an ending of a
     few tokens that occurred before is followed, and the draft on the device is asked for the rest."""
 
-    lookup: PromptLookup
-    draft: DeviceDraft
+    lookup: Proposer
+    draft: Proposer
 
     def propose(self, context: Context) -> list[int]:
         return self.lookup.propose(context) or self.draft.propose(context)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neuronserve.speculative.proposer import Context
+from neuronserve.speculative.proposer import Context, LookupFirst
 
 from ..tools.prompts import Prompt
 from ..tools.random_model import random_eagle3_head, random_eagle_head, random_llama
@@ -40,7 +40,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "lookup-tiny_cache": TINY_CACHE,
     "random-tiny_cache": TINY_CACHE,
     "itself-chunks_32": CHUNKS,
-    "eagle-both": {**CHUNKS, "num_gpu_blocks_override": 160},
+    "eagle-both": {**CHUNKS, "num_gpu_blocks_override": 150},
     "eagle3-both": {**CHUNKS, "num_gpu_blocks_override": 160},
 }
 
@@ -83,7 +83,12 @@ def engine(request: pytest.FixtureRequest, running: Callable[..., Any], drafts: 
         assert config is not None
         assert config.method == {"lookup": "ngram", "random": "draft_model", "itself": "draft_model"}.get(name, name)
         if model != "ngram":
-            engine.llm.collective_rpc(lambda worker: worker)[0].runner._drafter._proposer = SameAsBefore()
+            drafter = engine.llm.collective_rpc(lambda worker: worker)[0].runner._drafter
+            assert isinstance(drafter._proposer, LookupFirst) == (name in ("eagle", "eagle3"))
+            # One head is asked where nothing was looked up, as served, the other one always.
+            drafter._proposer = (
+                LookupFirst(drafter._proposer.lookup, SameAsBefore()) if name == "eagle" else SameAsBefore()
+            )
         yield engine
 
 

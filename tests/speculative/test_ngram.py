@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuronserve.speculative.ngram import lookup
-from neuronserve.speculative.proposer import Context, LookupFirst, make_proposer
+from neuronserve.speculative.proposer import SHORTEST_BESIDE_A_HEAD, Context, LookupFirst, make_proposer
 from neuronserve.speculative.settings import Speculation
 
 
@@ -83,7 +83,7 @@ def test_the_proposer_gives_no_more_than_are_of_use() -> None:
 def test_beside_a_head_only_what_repeats_itself_is_looked_up() -> None:
     proposer = make_proposer(Speculation("eagle", num_tokens=4, looks_up_first=True))
     assert isinstance(proposer, LookupFirst)
-    shortest = proposer.lookup.shortest
+    shortest = SHORTEST_BESIDE_A_HEAD
     ending = list(range(20, 20 + shortest))
     known = np.array([*ending, 7, 8, 9, *ending], dtype=np.int32)
     assert not proposer.asks_device(Context(known, most=2))
