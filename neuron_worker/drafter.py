@@ -48,8 +48,11 @@ class Drafter:
         return DraftTokenIds(list(drafts), list(drafts.values()))
 
     def is_worth_looking_ahead(self) -> bool:
-        """Asked before a draft on the device is."""
-        return self._pays(self.requests, {request.id: self.most(request) for request in self.requests})
+        """Asked before a draft on the device is. Where not, nothing is drafted by anyone."""
+        pays = self._pays(self.requests, {request.id: self.most(request) for request in self.requests})
+        if not pays:
+            self.requests = ()
+        return pays
 
     def needs_device(self, request: LiveRequest) -> bool:
         """Whether a draft on the device is to look ahead for the request."""

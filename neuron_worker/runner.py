@@ -150,14 +150,16 @@ class Runner:
     def _look_after_step(self) -> Drafted | None:
         """A device that fails here has failed at no step: its tokens are the clients', and the requests go on."""
         step, self._unread = self._unread, None
-        if step is None or self._look_ahead is None:
+        if step is None or self._look_ahead is None or self._drafter is None:
             return None
         try:
-            self._look(step, drafts=self._drafter is not None and self._drafter.is_worth_looking_ahead())
+            self._look(step, drafts=self._drafter.is_worth_looking_ahead())
         except DeviceLost as lost:
+            self._drafter.requests = ()
             self._complain(f"the device was lost while it drafted: {lost}")
             self.revive(str(lost))
         except DeviceError as error:
+            self._drafter.requests = ()
             self._complain(f"nothing is drafted for the next step: {error}")
         return step.drafted
 

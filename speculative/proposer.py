@@ -70,7 +70,9 @@ class LookupFirst:
     draft: Proposer
 
     def propose(self, context: Context) -> list[int]:
-        return self.lookup.propose(context) or self.draft.propose(context)
+        # The device was asked where nothing was found, so what it said is not looked up again.
+        found = self.lookup.propose(context) if context.drafted is None else []
+        return found or self.draft.propose(context)
 
     def asks_device(self, context: Context) -> bool:
         return not self.lookup.propose(context)

@@ -17,9 +17,10 @@ from neuronserve.bucketing.row import Row
 from neuronserve.neuron_worker import runner
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+from neuronserve.speculative.proposer import DeviceDraft, LookupFirst, PromptLookup
 
 from .engine import Engine, expected, greedy, note_pauses
-from .proposers import NUM_DRAFTS, InStep, InTurns, drafter_of, guesses
+from .proposers import NUM_DRAFTS, InStep, InTurns, Oracle, drafter_of, guesses
 from .test_speculation import counted, difference
 
 Make = Callable[..., Engine]
@@ -183,6 +184,26 @@ def test_nothing_is_verified_where_it_does_not_pay(adaptive: Engine, monkeypatch
     assert adaptive.worker.runner.counters.drafted_tokens == before
 
 
+LOOP = [20, 21, 22] * 10
+
+
+@pytest.fixture
+def looking_up(adaptive: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """As an EAGLE head is served: what repeats itself is looked up."""
+    monkeypatch.setattr(drafter_of(adaptive), "_proposer", LookupFirst(PromptLookup(1, 8), DeviceDraft()))
+    return adaptive
+
+
+def test_nothing_is_looked_up_either_where_it_does_not_pay(looking_up: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = looking_up.worker.runner.counters.drafted_tokens
+    decide(looking_up, monkeypatch, repeat(True))
+    assert looking_up.tokens_of(LOOP, greedy(10)) == expected(LOOP, 10)
+    between = looking_up.worker.runner.counters.drafted_tokens
+    decide(looking_up, monkeypatch, repeat(False))
+    assert looking_up.tokens_of(LOOP, greedy(10)) == expected(LOOP, 10)
+    assert before < between == looking_up.worker.runner.counters.drafted_tokens
+
+
 def test_a_seeded_request_drafts_in_every_step(adaptive: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the others beside it."""
     decide(adaptive, monkeypatch, repeat(False))
@@ -249,6 +270,19 @@ def test_no_request_ends_for_it(
     assert engine.tokens == {name: expected(prompt, 24) for name, prompt in REQUESTS.items()}
     assert engine.worker.neuronserve_metrics()["failed_steps"] == 0
     assert (engine.worker.runner.device is not before) == is_replaced
+
+
+@pytest.mark.parametrize("error", [DeviceError("out of order"), DeviceLost("gone")], ids=["error", "lost"])
+def test_a_failed_draft_leaves_the_next_step_none(fresh: Engine, fail_next_draft: FailNext, error: Exception) -> None:
+    """Not even of what was looked up: the requests may have to read their texts again."""
+    note_pauses(fresh)
+    drafter_of(fresh)._proposer = Oracle(lambda _: 1)  # drafts, whether the device has any or not
+    fresh.add("loop", LOOP, greedy(10))
+    fail_next_draft(error)
+    fresh.step(2)
+    assert fresh.worker.runner.counters.drafted_tokens == 0
+    fresh.finish()
+    assert fresh.tokens["loop"] == expected(LOOP, 10)
 
 
 def test_no_prefix_of_a_lost_device_is_used_again(fresh: Engine, fail_next_draft: FailNext) -> None:
