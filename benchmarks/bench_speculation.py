@@ -295,8 +295,9 @@ def proposers(arguments: argparse.Namespace, model: str) -> dict[str, dict[str, 
     return {name: known[name] for name in arguments.proposers}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What is measured, on what."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="spec_bench.jsonl; without it nothing is measured")
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--proposers", nargs="+", choices=PROPOSERS, default=["ngram", "eagle"])
@@ -304,6 +305,11 @@ def main() -> None:
     parser.add_argument("--draft", help="the draft model's directory; default: the model itself")
     parser.add_argument("--num-tokens", type=int, help="drafts per step; 4")
     parser.add_argument("--weights", nargs="+", choices=list(QUANTIZATIONS), default=list(QUANTIZATIONS))
+    return parser
+
+
+def main() -> None:
+    parser = options(__doc__)
     parser.add_argument("--limit", type=int, help="prompts of each category; all")
     parser.add_argument("--every", type=int, default=1, help="one prompt in so many, the categories in proportion; all")
     parser.add_argument("--max-tokens", type=int, default=128)

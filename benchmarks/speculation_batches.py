@@ -12,10 +12,9 @@ import argparse
 import itertools
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench import conditions, demo_model, verdict
-from bench_speculation import PLAIN, PROPOSERS, QUANTIZATIONS, Child, proposers, questions
+from bench_speculation import PLAIN, QUANTIZATIONS, Child, options, proposers, questions
 
 BARS = {"ngram": 0.97, "eagle": 0.94, "eagle-alone": 0.94}
 
@@ -34,14 +33,7 @@ def measure(children: Sequence[Child], prompts: Sequence[str], most: int) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="spec_bench.jsonl; without it nothing is measured")
-    parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--proposers", nargs="+", choices=PROPOSERS, default=["ngram", "eagle"])
-    parser.add_argument("--eagle", help="the head's directory; default: the one shipped for the model")
-    parser.add_argument("--draft", help="the draft model's directory; default: the model itself")
-    parser.add_argument("--num-tokens", type=int, help="drafts per step; 4")
-    parser.add_argument("--weights", nargs="+", choices=list(QUANTIZATIONS), default=list(QUANTIZATIONS))
+    parser = options(__doc__)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=96)

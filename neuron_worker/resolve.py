@@ -17,7 +17,7 @@ from neuronserve.bucketing.memory import MemoryFacts
 from neuronserve.bucketing.plan import CHUNK_TOKENS, FINE_CHUNK_TOKENS, TOKEN_GENERATION_KEY, Plan, make_plan
 from neuronserve.bucketing.report import render
 from neuronserve.server.cache.places import places
-from neuronserve.speculative.settings import HEADS, Speculation
+from neuronserve.speculative.settings import Speculation
 
 from . import draft_rules, elsewhere, environment, export_rules, machine, options, overrides, picking
 from .config import NeuronConfig, ServeRequest
@@ -433,18 +433,18 @@ def _what_compiles_sampling_in(given: _Given) -> str | None:
 
 def _without_effect(config: NeuronConfig, values: Mapping[str, object]) -> list[str]:
     """Options that were given and that nothing here looks at."""
-    on_chip = config.capabilities.on_chip
+    on_chip, asked = config.capabilities.on_chip, config.speculation
     rules = (
         (config.quantize_head and config.quantization is None, "quantize_head", "weights are not int8"),
         (values["activations"] is not None and config.quantization is None, "activations", "weights are not int8"),
-        (not values["adaptive_depth"] and config.speculation is None, "adaptive_depth", "nothing is drafted"),
+        (not values["adaptive_depth"] and asked is None, "adaptive_depth", "nothing is drafted"),
         (
             not values["adaptive_depth"] and config.is_fused,
             "adaptive_depth",
             f"the {config.backend} device drafts in every step",
         ),
         (
-            not values["lookup_beside_draft"] and not _has_head_beside(config),
+            not values["lookup_beside_draft"] and (not (asked and asked.has_head) or config.is_fused),
             "lookup_beside_draft",
             "no EAGLE head drafts between the steps",
         ),
@@ -564,14 +564,8 @@ def _speculation(given: _Given, length: int) -> Speculation | None:
         given.notes.extend(draft_rules.check(pair, capabilities))
     if asked is None:
         return None
-    looks_up = (
-        asked.method in HEADS and not capabilities.fused_speculation and bool(given.values["lookup_beside_draft"])
-    )
+    looks_up = asked.has_head and bool(given.values["lookup_beside_draft"])
     return replace(asked, is_adaptive=bool(given.values["adaptive_depth"]), looks_up_first=looks_up)
-
-
-def _has_head_beside(config: NeuronConfig) -> bool:
-    return config.speculation is not None and config.speculation.method in HEADS and not config.is_fused
 
 
 def _check_model(config: NeuronConfig, model_dir: str) -> None:

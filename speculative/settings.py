@@ -14,8 +14,6 @@ EAGLE3 = "eagle3"
 BY_A_DRAFT = (DRAFT_MODEL, EAGLE, EAGLE3)
 """Those that load a second checkpoint beside the target's."""
 
-HEADS = (EAGLE, EAGLE3)
-
 METHODS = (NGRAM, *BY_A_DRAFT)
 """What is built, in vLLM's names."""
 
@@ -37,6 +35,10 @@ class Speculation:
     @property
     def has_draft(self) -> bool:
         return self.method in BY_A_DRAFT
+
+    @property
+    def has_head(self) -> bool:
+        return self.method in (EAGLE, EAGLE3)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any] | None) -> Speculation | None:

@@ -51,8 +51,8 @@ class Writer(Protocol):
 
 
 class TransformersWriter:
-    def __init__(self, model: Any, pad: int, batch: int = 64) -> None:
-        self._model, self._pad, self._batch = model, pad, batch
+    def __init__(self, model: Any, pad: int, ends: frozenset[int], batch: int = 64) -> None:
+        self._model, self._pad, self._ends, self._batch = model, pad, ends, batch
 
     @torch.inference_mode()
     def write(self, prompts: Sequence[list[int]], num_tokens: int, temperature: float) -> list[Written]:
@@ -80,15 +80,9 @@ class TransformersWriter:
             pad_token_id=self._pad,
             **sampling,
         )
-        ends = _end_tokens(self._model)
         for row in output[:, width:].tolist():
-            end = next((at + 1 for at, token in enumerate(row) if token in ends), len(row))
+            end = next((at + 1 for at, token in enumerate(row) if token in self._ends), len(row))
             yield row[:end]
-
-
-def _end_tokens(model: Any) -> set[int]:
-    ends = model.generation_config.eos_token_id
-    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
 
 def answered(path: Path) -> list[Answer]:

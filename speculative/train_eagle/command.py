@@ -140,8 +140,11 @@ def _work(asked: Asked) -> Path:
 
 
 def _learnt_and_held_out(asked: Asked, target: Target, say: Say) -> tuple[list[Pair], list[Pair]]:
-    corpus = _corpus(asked, target, say)
-    compute = _features_by(asked, target)
+    device = _device(asked, target)  # one for both
+    corpus = _corpus(asked, target, device, say)
+    compute: Compute = (
+        TorchFeatures(target.decoder) if asked.features_by == "torch" else lambda rows: device().read(rows)
+    )
     pairs = {
         name: list(zip(rows, features_of_all(_work(asked) / name, rows, compute, say), strict=True))
         for name, rows in corpus.items()
@@ -173,14 +176,6 @@ def _known(asked: Asked, target: Target) -> tuple[EagleHead, Tensor | None]:
     return head, kept
 
 
-def _features_by(asked: Asked, target: Target) -> Compute:
-    if asked.features_by == "torch":
-        return TorchFeatures(target.decoder)
-
-    device = _device(asked, target)
-    return lambda rows: device().read(rows)
-
-
 def _device(asked: Asked, target: Target) -> Callable[[], DeviceWriter]:
     """Brought up where something is missing."""
     most = asked.max_prompt_tokens + asked.answer_tokens
@@ -195,18 +190,18 @@ def _check(asked: Asked, target: Target) -> None:
         )
 
 
-def _corpus(asked: Asked, target: Target, say: Say) -> dict[str, list[Answer]]:
+def _corpus(asked: Asked, target: Target, device: Callable[[], DeviceWriter], say: Say) -> dict[str, list[Answer]]:
     rows = list(prompts.read(asked.data))
     chat = Chat(target.tokenizer, asked.max_prompt_tokens)
 
     def by_transformers() -> Writer:
-        return TransformersWriter(target.model, target.tokenizer.pad_token_id or 0)
+        return TransformersWriter(target.model, target.tokenizer.pad_token_id or 0, target.ends)
 
     answers = collect(
         _work(asked),
         prompts.ask(rows, asked.recipe.seed, asked.cuts),
         chat,
-        _device(asked, target) if asked.answers_by == "device" else by_transformers,
+        device if asked.answers_by == "device" else by_transformers,
         num_imagined=asked.imagine,
         num_prompts=asked.prompts,
         num_answers=asked.answers,

@@ -14,17 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neuronserve.neuron_worker.device.base import (
-    DecodePart,
-    DeviceOptions,
-    ModelFacts,
-    PackedBatch,
-    RowSampling,
-    StepShape,
-    Want,
-)
+from neuronserve.neuron_worker.device.base import DeviceOptions, ModelFacts, StepShape, Want
 from neuronserve.neuron_worker.device.cpu.device import CpuDevice
 from neuronserve.neuron_worker.device.cpu.native_ops import NativeOps, Recording, Value
+from neuronserve.neuron_worker.device.cpu.program import padding_batch
 from neuronserve.neuron_worker.device.graph.decoder import decode_step
 from neuronserve.neuron_worker.device.graph.ops import LinearWeight, NormWeight
 
@@ -46,10 +39,8 @@ class _WriteOps(NativeOps):
 
     def finish(self, x: Value, hidden: Value | None, norm: NormWeight, head: LinearWeight) -> None:
         features = self.norm(x, norm)
-        logits = self.linear(self.norm(x, norm), head)
-        self._record("sample", {"in": head.out_features}, x=logits, y=None)
+        super().finish(x, None, norm, head)
         self.recording.logits = features
-        self.recording.slice_start = len(self.recording.ops)
 
 
 class _FeatureDevice(CpuDevice):
@@ -85,17 +76,9 @@ class _Step:
     """One shape and its buffers."""
 
     def __init__(self, rows: int, width: int, context: int) -> None:
-        self.shape = StepShape(rows, width, 0, context)
-        blocks = -(-context // _BLOCK)
-        zeros = np.zeros(rows, np.int32)
-        self.decode = DecodePart(
-            np.zeros((rows, width), np.int32), zeros.copy(), zeros.copy(), np.zeros((rows, blocks), np.int32)
-        )
-        ones = np.ones(rows, np.float32)
-        self.sampling = RowSampling(
-            zeros.copy(), 0 * ones, zeros.copy(), ones.copy(), 0 * ones, np.zeros((rows, width))
-        )
-        self.batch = PackedBatch(self.shape, self.decode, None, self.sampling)
+        self.batch = padding_batch(StepShape(rows, width, 0, context), 0, -(-context // _BLOCK), 0)
+        assert self.batch.decode is not None
+        self.shape, self.decode, self.sampling = self.batch.shape, self.batch.decode, self.batch.sampling
 
 
 class DeviceWriter:
@@ -105,9 +88,9 @@ class DeviceWriter:
         self, target: str, hidden_size: int, most_tokens: int, ends: Iterable[int] = (), num_places: int = 64
     ) -> None:
         blocks = -(-most_tokens // _BLOCK)
-        self._context = blocks * _BLOCK
+        context = blocks * _BLOCK
         options = DeviceOptions(
-            num_places, self._context, _BLOCK, 1, quantization="int8", quantize_head=True, activations="int8"
+            num_places, context, _BLOCK, 1, quantization="int8", quantize_head=True, activations="int8"
         )
         self._hidden_size = hidden_size
         self._ends = frozenset(ends)
@@ -115,7 +98,7 @@ class DeviceWriter:
         self._device = _FeatureDevice()
         self._device.load(target, options)
         self._device.allocate(1 + num_places * blocks)
-        self._reading, self._writing = _Step(_READERS, _WIDTH, self._context), _Step(num_places, 1, self._context)
+        self._reading, self._writing = _Step(_READERS, _WIDTH, context), _Step(num_places, 1, context)
         self._device.compile_as(self._device.reading, self._reading.shape)
         self._device.compile_as(self._device.writing, self._writing.shape)
         self._blocks = 1 + np.arange(num_places * blocks, dtype=np.int32).reshape(num_places, blocks)

@@ -63,13 +63,10 @@ class Target:
         return tokenizer
 
     @cached_property
-    def ends(self) -> list[int]:
+    def ends(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        from transformers import GenerationConfig
-
-        config = GenerationConfig.from_pretrained(self.directory)
-        ends = config.eos_token_id
-        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        ends = self.model.generation_config.eos_token_id  # of config.json, where no generation_config.json is
+        return frozenset(() if ends is None else (ends,) if isinstance(ends, int) else ends)
 
     @cached_property
     def model(self) -> Any:

@@ -21,7 +21,7 @@ from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.footprint import draft_weights
 from neuronserve.neuron_worker.resolve import resolve
 from neuronserve.server.cli import main
-from neuronserve.speculative.settings import HEADS, Speculation
+from neuronserve.speculative.settings import Speculation
 
 from .tiny_model import VOCAB_SIZE, tiny_model
 
@@ -111,7 +111,7 @@ def test_however_it_is_given_on_a_command_line(tiny: str, tmp_path: Path, method
     assert speculation is not None
     assert (speculation.method, speculation.model) == (method, draft)
     assert (speculation.num_tokens, speculation.max_length) == (4, 64)
-    assert speculation.looks_up_first == (method in HEADS)
+    assert speculation.looks_up_first == (method != "draft_model")
     assert NeuronConfig.of(config).plan.decode_widths == (1, 5)
 
 

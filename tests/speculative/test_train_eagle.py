@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,16 @@ def test_an_answer_s_features_are_those_of_its_tokens(target: Path) -> None:
         assert answer.tokens == whole.tokens[:end]
         assert answer.features is not None
         np.testing.assert_array_equal(answer.features, features)
+
+
+def test_a_target_says_in_either_file_what_ends_an_answer(target: Path, tmp_path: Path) -> None:
+    plain = Path(shutil.copytree(target, tmp_path / "plain"))
+    (plain / "generation_config.json").unlink(missing_ok=True)
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps({**config, "eos_token_id": [5, 7]}))
+    assert Target.of(str(plain), torch.device("cpu")).ends == {5, 7}
+    (plain / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert Target.of(str(plain), torch.device("cpu")).ends == {9}
 
 
 def test_hot_answers_differ(target: Path) -> None:
