@@ -1,7 +1,7 @@
-"""Adaptive depth for an engine's requests: what their steps cost and what they kept, and whether the next one drafts.
+"""Adaptive depth for an engine's requests: what their steps cost, what they kept, and how much the next one drafts.
 
 A seeded request drafts in every step: a device may round in another way in another shape, and what such a request gets
-is to depend on nothing but itself. The others draft beside it then, as the step is a wide one anyhow.
+is to depend on nothing but itself.
 
 Knows requests and shapes. Decides by `speculative.depth`.
 """
@@ -11,41 +11,67 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from neuronserve.speculative.depth import Depth
+from neuronserve.speculative.depth import Depth, Offer
+from neuronserve.speculative.proposer import NOTHING
 
 if TYPE_CHECKING:
     from neuronserve.neuron_worker.look_ahead import Call
-    from neuronserve.neuron_worker.state import LiveRequest
+    from neuronserve.neuron_worker.state import LiveRequest, ScheduledRow
+
+
+APART = 16
+"""Steps of up to so many requests have costs of their own, as a device may skip the padding of a shape; above, those
+compiled for as many rows."""
 
 
 class Pace:
-    def __init__(self, rows_of: Callable[[int], int]) -> None:
-        """`rows_of`: how many rows a step of so many requests is compiled for."""
-        self._rows_of = rows_of
+    def __init__(self, compiled_rows_of: Callable[[int], int]) -> None:
+        """`compiled_rows_of`: how many rows a step of so many requests is compiled for."""
+        self._compiled_rows_of = compiled_rows_of
         self._depth = Depth()
-        self.draft_seconds = 0.0
-        """Of the look ahead from which the next step's drafts come. Set by the runner."""
+        self._num_requests = 0  # of the step before the draft was asked
+        self._asking = 0.0  # seconds, for the next step's drafts
 
-    def pays(self, requests: Sequence[LiveRequest], counts: Mapping[str, int]) -> bool:
-        """Whether to draft so many tokens of these requests, which are the next step's."""
-        if not any(counts.values()):
-            return True  # and nothing is drafted
-        if any(request.params.seed is not None and counts.get(request.id) for request in requests):
-            return True
-        expected = []
-        for request in requests:
-            if request.kept is None:
-                request.kept = self._depth.new_row()
-            expected.append(request.kept.share * counts.get(request.id, 0))
-        return self._depth.pays(self._rows_of(len(requests)), expected)
+    def choose(self, requests: Sequence[LiveRequest], counts: Mapping[str, int]) -> Mapping[str, int]:
+        """Of so many drafts that each request may have, all that it gets."""
+        self._num_requests, self._asking = len(requests), 0.0
+        offering = [request for request in requests if counts[request.id]]
+        if not offering:
+            return {}
+        offers = [
+            Offer(request.proposed.source, counts[request.id], request.params.seed is not None) for request in offering
+        ]
+        chosen = self._depth.choose(self._rows_of(len(requests)), offers)
+        return {request.id: count for request, count in zip(offering, chosen, strict=True) if count}
+
+    def asked(self, num_asked: int, seconds: float) -> None:
+        """The draft on the device looked ahead for so many of the requests."""
+        num_requests, self._num_requests = self._num_requests, 0
+        if num_asked and num_requests:  # else the step is not over, and more will be asked
+            self._asking = seconds
+            self._depth.asked(self._rows_of(num_requests), num_asked, seconds)
 
     def saw(self, call: Call, num_tokens: Mapping[str, int]) -> None:
         """A step of one call, and the tokens that each of its requests got."""
-        shape, seconds = call.batch.shape, call.seconds + self.draft_seconds
-        self.draft_seconds = 0.0
+        num_rows = self._rows_of(len(call.owners))
         for owner in call.owners:
-            if owner.drafts and owner.request.kept is not None:
-                self._depth.kept(owner.request.kept, len(owner.drafts), num_tokens[owner.request.id] - 1)
-        if shape.prefill_tokens == 0:
-            has_drafts, tokens = shape.decode_width > 1, sum(num_tokens.values())
-            self._depth.ran(shape.decode_rows, tokens, seconds, real_rows=len(call.owners), has_drafts=has_drafts)
+            self._learn(owner, num_tokens.get(owner.request.id, 0))
+        if call.batch.shape.prefill_tokens == 0:
+            num_drafts = sum(len(owner.drafts) for owner in call.owners)
+            self._depth.ran(num_rows, num_drafts, call.seconds, self._asking)
+        self._asking = 0.0
+
+    def _rows_of(self, num_requests: int) -> int:
+        return num_requests if num_requests <= APART else self._compiled_rows_of(num_requests)
+
+    def _learn(self, owner: ScheduledRow, num_tokens: int) -> None:
+        """From drafts that were verified, and from those that were looked up for nothing: the first is right or wrong
+        whether it was asked or not."""
+        request = owner.request
+        proposed, request.proposed = request.proposed, NOTHING
+        if not num_tokens:
+            return
+        if owner.drafts:
+            self._depth.chances.kept(proposed.source, len(owner.drafts), num_tokens - 1)
+        elif proposed.tokens:
+            self._depth.chances.kept(proposed.source, 1, int(request.output[-num_tokens] == proposed.tokens[0]))

@@ -153,13 +153,13 @@ class Runner:
         if step is None or self._look_ahead is None or self._drafter is None:
             return None
         try:
-            self._look(step, drafts=self._drafter.is_worth_looking_ahead())
+            self._look(step, drafts=self._drafter.asks_device())
         except DeviceLost as lost:
-            self._drafter.requests = ()
+            self._drafter.forget()
             self._complain(f"the device was lost while it drafted: {lost}")
             self.revive(str(lost))
         except DeviceError as error:
-            self._drafter.requests = ()
+            self._drafter.forget()
             self._complain(f"nothing is drafted for the next step: {error}")
         return step.drafted
 
@@ -175,7 +175,7 @@ class Runner:
         self.counters.draft_calls += 1
         self.counters.draft_seconds += seconds
         if self._drafter is not None and self._drafter.pace is not None:
-            self._drafter.pace.draft_seconds = seconds
+            self._drafter.pace.asked(len(said), seconds)
         self.counters.device_seconds += seconds
 
     def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:

@@ -18,6 +18,7 @@ import numpy as np
 
 from neuronserve.bucketing.row import Row
 from neuronserve.neuron_worker.device.base import Int32, Want
+from neuronserve.speculative.proposer import NOTHING, Proposal
 from neuronserve.speculative.verify import real_drafts
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
     from vllm.v1.outputs import LogprobsTensors
 
-    from neuronserve.speculative.depth import Kept
 
 NO_PLACE = -1
 
@@ -62,7 +62,7 @@ class LiveRequest:
     scores_due: bool = False  # prompt log-probabilities asked for and not yet delivered
     num_prompt_logprobs: int = 0  # alternatives beside the prompt's own token
     prompt_scores: LogprobsTensors | None = None  # of the chunks so far
-    kept: Kept | None = None  # of its drafts, where their depth is adaptive
+    proposed: Proposal = NOTHING  # for what follows its tokens
 
     @property
     def num_tokens(self) -> int:

@@ -10,36 +10,50 @@ Pure: an array of tokens in, a list of tokens out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
+_SIZE = np.dtype(np.int32).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    start: int  # where the text went on
+    length: int  # tokens of its ending that stand before that, too
+
+    def continued(self, tokens: Tokens, count: int) -> list[int]:
+        """`count` tokens that may follow `tokens`, in which it was found."""
+        period = len(tokens) - self.start
+        found: list[int] = tokens[self.start : self.start + count].tolist()
+        return [found[index % period] for index in range(count)]
+
+
+def match(tokens: Tokens, shortest: int, longest: int) -> Match | None:
+    """The latest earlier occurrence of the longest ending, of at most `longest` tokens; None: of fewer than
+    `shortest`."""
+    text = tokens.tobytes()
+    earlier, best = text[:-_SIZE], None
+    for length in range(max(shortest, 1), min(longest, len(tokens) - 1) + 1):
+        start = _last(earlier, text[-length * _SIZE :])
+        if start is None:
+            break
+        best = Match(start + length, length)
+    return best
+
+
+def _last(text: bytes, part: bytes) -> int | None:
+    """The token at which `part` begins for the last time. In bytes, as the search for those is C."""
+    at = text.rfind(part)
+    while at > 0 and at % _SIZE:
+        at = text.rfind(part, 0, at + len(part) - 1)
+    return None if at < 0 else at // _SIZE
+
 
 def lookup(tokens: Tokens, shortest: int, longest: int, count: int) -> list[int]:
     """`count` tokens that may follow `tokens`; none where no suffix of `shortest` tokens occurs again."""
-    start = _after_match(tokens, shortest, longest)
-    if start is None or count < 1:
-        return []
-    period = len(tokens) - start
-    found: list[int] = tokens[start : start + count].tolist()
-    return [found[index % period] for index in range(count)]
-
-
-def _after_match(tokens: Tokens, shortest: int, longest: int) -> int | None:
-    """Where the text goes on after the latest earlier occurrence of its longest known suffix."""
-    end = len(tokens) - 1
-    best = None
-    ends = np.arange(0)  # last positions of the occurrences of the suffix
-    for length in range(1, min(longest, end) + 1):
-        wanted = tokens[end - length + 1]
-        if length == 1:
-            ends = np.flatnonzero(tokens[:end] == wanted)
-        else:
-            ends = ends[ends >= length - 1]
-            ends = ends[tokens[ends - length + 1] == wanted]
-        if not len(ends):
-            break
-        if length >= shortest:
-            best = int(ends[-1]) + 1
-    return best
+    found = match(tokens, shortest, longest)
+    return [] if found is None or count < 1 else found.continued(tokens, count)

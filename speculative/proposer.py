@@ -1,6 +1,6 @@
 """Who proposes drafts: one verb, whatever is behind it.
 
-    after a step ── propose(Context) ──▶ drafts ── scheduled with the next step ──▶ verify
+    after a step ── propose(Context) ──▶ drafts, or the wish to ask the device ── the next step ──▶ verify
 
 Prompt lookup reads the tokens. A draft model or an EAGLE head runs on the device, in a call after the target's; what it
 said reaches its proposer as `Context.drafted`. An EAGLE head is asked only where the text does not repeat itself. A
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .ngram import Tokens, lookup
+from .chances import GUESSED
+from .ngram import Tokens, match
 from .settings import NGRAM, Speculation
 from .verify import PLACEHOLDER
 
@@ -30,15 +31,24 @@ class Context:
 
     tokens: Tokens  # all known ones, the accepted ones of the last step included; a view
     most: int  # drafts that can be of use, at least 1
-    drafted: Sequence[int] | None = None  # by a draft on the device, for what follows `tokens`
+    drafted: Sequence[int] | None = None  # by a draft on the device, for what follows `tokens`; None: not asked yet
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What may follow a request's tokens. Read by the drafter."""
+
+    tokens: Sequence[int] = ()  # the next one first, at most `Context.most`
+    source: int = GUESSED  # see `chances`
+    asks_device: bool = False  # for tokens; propose again with what it says
+
+
+NOTHING = Proposal()
+ASK_DEVICE = Proposal(asks_device=True)
 
 
 class Proposer(Protocol):
-    def propose(self, context: Context) -> list[int]:
-        """At most `context.most` tokens that may follow, the next one first."""
-
-    def asks_device(self, context: Context) -> bool:
-        """Whether it would have use for `Context.drafted`."""
+    def propose(self, context: Context) -> Proposal: ...
 
 
 @dataclass(frozen=True)
@@ -46,19 +56,14 @@ class PromptLookup:
     shortest: int
     longest: int
 
-    def propose(self, context: Context) -> list[int]:
-        return lookup(context.tokens, self.shortest, self.longest, context.most)
-
-    def asks_device(self, context: Context) -> bool:
-        return False
+    def propose(self, context: Context) -> Proposal:
+        found = match(context.tokens, self.shortest, self.longest)
+        return NOTHING if found is None else Proposal(found.continued(context.tokens, context.most), found.length)
 
 
 class DeviceDraft:
-    def propose(self, context: Context) -> list[int]:
-        return list(context.drafted or ())[: context.most]
-
-    def asks_device(self, context: Context) -> bool:
-        return True
+    def propose(self, context: Context) -> Proposal:
+        return ASK_DEVICE if context.drafted is None else Proposal(context.drafted[: context.most])
 
 
 @dataclass(frozen=True)
@@ -69,23 +74,17 @@ class LookupFirst:
     lookup: Proposer
     draft: Proposer
 
-    def propose(self, context: Context) -> list[int]:
+    def propose(self, context: Context) -> Proposal:
         # The device was asked where nothing was found, so what it said is not looked up again.
-        found = self.lookup.propose(context) if context.drafted is None else []
-        return found or self.draft.propose(context)
-
-    def asks_device(self, context: Context) -> bool:
-        return not self.lookup.propose(context)
+        found = self.lookup.propose(context) if context.drafted is None else NOTHING
+        return found if found.tokens else self.draft.propose(context)
 
 
 class FusedDraft:
     """Placeholders, so that as many positions are scheduled as the device's call may fill."""
 
-    def propose(self, context: Context) -> list[int]:
-        return [PLACEHOLDER] * context.most
-
-    def asks_device(self, context: Context) -> bool:
-        return False
+    def propose(self, context: Context) -> Proposal:
+        return Proposal([PLACEHOLDER] * context.most)
 
 
 def make_proposer(asked: Speculation, *, is_fused: bool = False) -> Proposer:

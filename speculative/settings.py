@@ -25,7 +25,7 @@ class Speculation:
     method: str
     num_tokens: int  # most drafts per step, k
     shortest_match: int = 1  # of prompt lookup, in tokens
-    longest_match: int = 3
+    longest_match: int = 8
     model: str | None = None  # the draft, a directory or a hub id; None: there is none
     revision: str | None = None  # of a hub id
     max_length: int | None = None  # a longer sequence is not drafted for; None: all are

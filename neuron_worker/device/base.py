@@ -144,8 +144,9 @@ class DraftRequest:
     """After a step: what of it stands, and for which rows the draft shall look ahead. Filled by `bucketing.pack`.
 
     The draft first reads the tokens of the step's batch that stand, so that its own cache, which lies in the target's
-    blocks, is in step with the target's; then the newest token; then it goes on by itself, greedily. It keeps nothing
-    between two calls but what lies in these blocks.
+    blocks, is in step with the target's; then the newest token; then it goes on by itself, greedily. What it is not
+    asked to go on from it may read later, before it next drafts what follows. It keeps nothing between two calls but
+    what lies in these blocks.
     """
 
     lengths: Int32  # [R], tokens of each decode row of the batch that stand: 1 + accepted drafts; 0 for a padding row

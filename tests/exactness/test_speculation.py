@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from neuronserve.speculative.proposer import Context, LookupFirst
+from neuronserve.speculative.proposer import ASK_DEVICE, Context, LookupFirst, Proposal
 
 from ..tools.prompts import Prompt
 from ..tools.random_model import random_eagle3_head, random_eagle_head, random_llama
@@ -51,26 +51,21 @@ class SameAsBefore:
     def __init__(self) -> None:
         self._said: dict[bytes, list[int]] = {}
 
-    def propose(self, context: Context) -> list[int]:
-        assert context.drafted is not None
+    def propose(self, context: Context) -> Proposal:
+        if context.drafted is None:
+            return ASK_DEVICE
         drafts = list(context.drafted)[: context.most]
         before = self._said.setdefault(context.tokens.tobytes(), drafts)
         shared = min(len(before), len(drafts))
         assert drafts[:shared] == before[:shared], f"after {len(context.tokens)} tokens"
-        return drafts
-
-    def asks_device(self, context: Context) -> bool:
-        return True
+        return Proposal(drafts)
 
 
 class InTurns(SameAsBefore):
     """As where text is looked up first: every second step's drafts are somebody else's, and the head only reads."""
 
-    def propose(self, context: Context) -> list[int]:
-        return super().propose(context) if self.asks_device(context) else [5] * context.most
-
-    def asks_device(self, context: Context) -> bool:
-        return len(context.tokens) % 2 == 0
+    def propose(self, context: Context) -> Proposal:
+        return super().propose(context) if len(context.tokens) % 2 == 0 else Proposal([5] * context.most)
 
 
 @pytest.fixture(scope="module")

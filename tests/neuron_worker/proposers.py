@@ -10,7 +10,7 @@ import numpy as np
 from neuronserve.neuron_worker.device.arithmetic import answer
 from neuronserve.neuron_worker.device.arithmetic_cache import ArithmeticDraft
 from neuronserve.neuron_worker.drafter import Drafter
-from neuronserve.speculative.proposer import Context, DeviceDraft
+from neuronserve.speculative.proposer import ASK_DEVICE, Context, DeviceDraft, Proposal
 
 from .engine import Engine, expected
 from .tiny_model import VOCAB_SIZE
@@ -24,34 +24,33 @@ DRAFTS: dict[str, dict[str, Any]] = {
 """What their config.json has."""
 
 
-class _AsksDevice:
-    def asks_device(self, context: Context) -> bool:
-        return True
-
-
-class Oracle(_AsksDevice):
+class Oracle:
     """Drafts of which the first `num_right(context)` are what greedy decoding will say."""
 
     def __init__(self, num_right: Callable[[int], int]) -> None:
         self._num_right = num_right
 
-    def propose(self, context: Context) -> list[int]:
+    def propose(self, context: Context) -> Proposal:
         drafts = expected(context.tokens.tolist(), context.most)
         right = self._num_right(len(context.tokens))
-        return drafts[:right] + [3 + (draft - 2) % 61 for draft in drafts[right:]]
+        return Proposal(drafts[:right] + [3 + (draft - 2) % 61 for draft in drafts[right:]])
 
 
-class InStep(_AsksDevice):
+class InStep:
     """A draft on the device, whose every word must be what it would say had it read nothing but the request itself:
     after a prefix hit, a chunk or a preemption, and whatever was rejected before."""
 
     def __init__(self, *, may_be_silent: bool = False) -> None:
         self._may_be_silent = may_be_silent
+        self._unanswered: set[bytes] = set()
 
-    def propose(self, context: Context) -> list[int]:
+    def propose(self, context: Context) -> Proposal:
+        text = context.tokens.tobytes()
         if context.drafted is None:
-            assert self._may_be_silent, "the device was not asked"
-            return []
+            assert self._may_be_silent or text not in self._unanswered, "the device was not asked"
+            self._unanswered.add(text)
+            return ASK_DEVICE
+        self._unanswered.discard(text)
         assert list(context.drafted)[: context.most] == guesses(context.tokens.tolist(), context.most)
         return DeviceDraft().propose(context)
 
@@ -59,14 +58,11 @@ class InStep(_AsksDevice):
 class InTurns(InStep):
     """Asks the device for every second step's drafts alone; its own for the others are wrong."""
 
-    def propose(self, context: Context) -> list[int]:
-        if self.asks_device(context):
+    def propose(self, context: Context) -> Proposal:
+        if len(context.tokens) % 2 == 0:
             return super().propose(context)
         assert context.drafted is None, "the device was asked"
         return Oracle(lambda _: 0).propose(context)
-
-    def asks_device(self, context: Context) -> bool:
-        return len(context.tokens) % 2 == 0
 
 
 def guesses(tokens: list[int], count: int) -> list[int]:

@@ -17,6 +17,7 @@ from neuronserve.bucketing.row import Row
 from neuronserve.neuron_worker import runner
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+from neuronserve.speculative.depth import Offer
 from neuronserve.speculative.proposer import DeviceDraft, LookupFirst, PromptLookup
 
 from .engine import Engine, expected, greedy, note_pauses
@@ -164,7 +165,12 @@ def adaptive(request: pytest.FixtureRequest, make_engine: Make, asked: Asked) ->
 def decide(engine: Engine, monkeypatch: pytest.MonkeyPatch, answers: Iterator[bool]) -> None:
     pace = drafter_of(engine).pace
     assert pace is not None
-    monkeypatch.setattr(pace._depth, "pays", lambda num_rows, expected: next(answers))
+
+    def choose(num_rows: int, offers: Sequence[Offer]) -> Sequence[int]:
+        pays = next(answers)
+        return [offer.most if pays or offer.is_forced else 0 for offer in offers]
+
+    monkeypatch.setattr(pace._depth, "choose", choose)
 
 
 @pytest.mark.parametrize("pattern", [[False], [True, False], [False, False, False, True], [True, True, False]])
@@ -222,8 +228,8 @@ def test_what_a_step_cost_and_what_was_kept_is_learned(adaptive: Engine) -> None
     pace = drafter_of(adaptive).pace
     assert pace is not None
     costs = pace._depth._costs[4]
-    assert costs.verify.is_known
-    assert costs.plain.num_steps + costs.verify.num_steps > 5
+    assert costs.lines is not None
+    assert costs.since_plain + costs.num_plain > 5
 
 
 # -- when it fails

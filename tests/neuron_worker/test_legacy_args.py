@@ -149,12 +149,12 @@ def test_what_is_not_served_of_speculation(keywords: dict[str, Any], message: st
         {"speculative_config": {"model": "[ngram]"}, "num_speculative_tokens": 4},
     ],
 )
-def test_prompt_lookup_looks_for_one_to_three_tokens(keywords: dict[str, Any]) -> None:
+def test_prompt_lookup_looks_for_one_to_eight_tokens(keywords: dict[str, Any]) -> None:
     translated = translate({**keywords, "use_v2_block_manager": True, "max_num_seqs": 4}, {})
 
     config = translated["speculative_config"]
     assert "use_v2_block_manager" not in translated
-    assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (1, 3)
+    assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (1, 8)
     assert config["num_speculative_tokens"] == 4
 
 

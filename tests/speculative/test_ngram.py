@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuronserve.speculative.ngram import lookup
-from neuronserve.speculative.proposer import SHORTEST_BESIDE_A_HEAD, Context, LookupFirst, make_proposer
+from neuronserve.speculative.proposer import (
+    ASK_DEVICE,
+    SHORTEST_BESIDE_A_HEAD,
+    Context,
+    LookupFirst,
+    Proposal,
+    make_proposer,
+)
 from neuronserve.speculative.settings import Speculation
 
 
@@ -77,7 +84,14 @@ def test_drafts_are_tokens_of_the_text(tokens: list[int]) -> None:
 
 def test_the_proposer_gives_no_more_than_are_of_use() -> None:
     proposer = make_proposer(Speculation("ngram", num_tokens=4, shortest_match=1, longest_match=3))
-    assert proposer.propose(Context(np.array([1, 2, 3, 4, 1], dtype=np.int32), most=2)) == [2, 3]
+    assert proposer.propose(Context(np.array([1, 2, 3, 4, 1], dtype=np.int32), most=2)) == Proposal([2, 3], source=1)
+
+
+def test_the_proposer_says_how_much_of_the_text_matched() -> None:
+    proposer = make_proposer(Speculation("ngram", num_tokens=1, shortest_match=2, longest_match=3))
+    for text, matched in (([9, 5, 6, 1, 8, 5, 6], 2), ([4, 5, 6, 1, 4, 5, 6], 3), ([3, 4, 5, 6, 1, 3, 4, 5, 6], 3)):
+        assert proposer.propose(Context(np.array(text, dtype=np.int32), most=1)) == Proposal([1], source=matched)
+    assert proposer.propose(Context(np.array([9, 6, 1, 8, 6], dtype=np.int32), most=1)) == Proposal()
 
 
 def test_beside_a_head_only_what_repeats_itself_is_looked_up() -> None:
@@ -86,8 +100,7 @@ def test_beside_a_head_only_what_repeats_itself_is_looked_up() -> None:
     shortest = SHORTEST_BESIDE_A_HEAD
     ending = list(range(20, 20 + shortest))
     known = np.array([*ending, 7, 8, 9, *ending], dtype=np.int32)
-    assert not proposer.asks_device(Context(known, most=2))
-    assert proposer.propose(Context(known, most=2)) == [7, 8]
+    assert proposer.propose(Context(known, most=2)) == Proposal([7, 8], source=shortest)
     new = np.array([*ending[1:], 7, 8, 9, *ending], dtype=np.int32)
-    assert proposer.asks_device(Context(new, most=2))
-    assert proposer.propose(Context(new, most=2, drafted=[1, 2, 3])) == [1, 2]
+    assert proposer.propose(Context(new, most=2)) == ASK_DEVICE
+    assert proposer.propose(Context(new, most=2, drafted=[1, 2, 3])) == Proposal([1, 2])

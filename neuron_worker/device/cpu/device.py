@@ -124,8 +124,8 @@ class CpuDevice:
         draft = self._draft
         cached = kv_bytes_per_token(model.spec, "float32")
         cached += 0 if draft is None else kv_bytes_per_token(draft.spec, "float32")
-        features = 0 if draft is None else 4 * draft.feature_width
-        return -(-cached * session.block_slots(block_size) // block_size) + features
+        of_draft = 0 if draft is None else 4 * draft.feature_width + 4  # the token that it has to read, too
+        return -(-cached * session.block_slots(block_size) // block_size) + of_draft
 
     def allocate(self, num_blocks: int) -> None:
         session, model, options = self._loaded()

@@ -29,6 +29,8 @@ ROW_SETS = ("tokens", "selected", "slice")
 NO_VALUE = -1
 SLICE_ROWS = 32
 """Prompt positions whose logits exist at one time."""
+READ_AT_ONCE = 128
+"""Tokens for which every draft program has room, however small its step."""
 MAX_THREADS = 256
 ISA_VARIABLE = "NEURONSERVE_CPU_ISA"
 SETS = ("avx512vnni", "avx512", "avxvnni", "avx2", "base")
@@ -131,7 +133,8 @@ def load() -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (OP.itemsize, *(ctypes.sizeof(kind) for kind in (Program, Batch, PackJob, Draft)), SLICE_ROWS, MAX_THREADS)
+    structures = (ctypes.sizeof(kind) for kind in (Program, Batch, PackJob, Draft))
+    sizes = (OP.itemsize, *structures, SLICE_ROWS, READ_AT_ONCE, MAX_THREADS)
     found = tuple(library.ns_layout(which) for which in range(len(sizes)))
     if found != sizes:
         raise NativeMissing(f"the library's structures are {found} bytes, expected {sizes}; install again")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..base import Float32, StepShape
 from ..errors import DeviceError
 from ..graph.ops import Activation, AttentionForm, LinearWeight, NormWeight
-from .library import ACTIVATIONS, KINDS, NO_VALUE, OP, ROW_SETS, SLICE_ROWS, TYPES
+from .library import ACTIVATIONS, KINDS, NO_VALUE, OP, READ_AT_ONCE, ROW_SETS, SLICE_ROWS, TYPES
 from .packer import Panels, Table, pointer
 
 _ROWS_PER_ITEM = 48  # (query, head) rows that attend together: four tiles of twelve
@@ -235,8 +235,8 @@ class Recording:
         return replace(bound, logits_offset=int(offsets[self.logits.index]), logits_stride=self.logits.stride)
 
     def bind_draft(self, shape: StepShape, num_prompts: int, num_drafts: int) -> Bound:
-        """A draft after a step of `shape`: the recording once for every round. The first reads each row's standing
-        tokens and the newest, the others one token of each row."""
+        """A draft after a step of `shape`: the recording once for every round. The first reads what the draft has not
+        read of each row that it is asked for, and the newest token, the others one token of each row."""
         num_rows = {
             "tokens": draft_tokens(shape, num_prompts),
             "selected": shape.decode_rows + (num_prompts if shape.prefill_tokens else 0),
@@ -308,8 +308,10 @@ class Recording:
 
 
 def draft_tokens(shape: StepShape, num_prompts: int) -> int:
-    """Most tokens of a round: all of the step's, and a newest one for each row."""
-    return shape.decode_rows * (shape.decode_width + 1) + (shape.prefill_tokens and shape.prefill_tokens + num_prompts)
+    """Most tokens of a round: all of the step's, and a newest one for each row; or what a draft reads at once of what
+    it has left unread."""
+    prompts = shape.prefill_tokens and shape.prefill_tokens + num_prompts
+    return max(shape.decode_rows * (shape.decode_width + 1) + prompts, READ_AT_ONCE)
 
 
 def _fields(op: Recorded, offsets: NDArray[np.int64]) -> tuple[float | int, ...]:

@@ -22,7 +22,8 @@ enum want { WANT_NOTHING, WANT_TOKEN, WANT_LOGITS };
 
 enum which_cache { CACHE_MODEL, CACHE_DRAFT, CACHES };
 
-enum { NO_VALUE = -1, SLICE_ROWS = 32, MAX_THREADS = 256 };
+/* READ_AT_ONCE: tokens of a draft's round for which every draft program has room, however small its step. */
+enum { NO_VALUE = -1, SLICE_ROWS = 32, READ_AT_ONCE = 128, MAX_THREADS = 256 };
 
 struct op {
     int64_t kind, rows;           /* op_kind, row_set */
@@ -69,7 +70,8 @@ struct batch {
     int64_t num_scored;           /* out: prompt positions that had a target */
 };
 
-/* What a draft does after a step: reads the tokens that stand and the newest one, then goes on by itself. */
+/* What a draft does after a step: of the rows that it is asked for it reads what it has not read yet of all that
+ * stands, and the newest token, then goes on by itself. */
 struct draft {
     const int32_t *lengths;       /* [R], of the step's decode rows */
     const int32_t *newest;        /* [N], -1: none */
@@ -116,6 +118,8 @@ struct step {
     int64_t block_size, block_slots, key_lanes, num_blocks, cache_heads, cache_head_dim;
     float *features;              /* of the model, per position: [block][slot][feature_width] */
     int64_t feature_width;
+    int32_t *unread;              /* per position, [block][slot]: its token + 1; negative once the draft has read it.
+                                     NULL: there is no draft */
     int num_threads;
 };
 
@@ -133,10 +137,15 @@ static inline int64_t head_floats(const struct step *s, int64_t block, int64_t h
     return (block * s->cache_heads + head) * s->block_slots * s->cache_head_dim;
 }
 
+/* Of all cached positions. */
+static inline int64_t place_of(const struct step *s, const int32_t *blocks, int64_t position)
+{
+    return blocks[position / s->block_size] * s->block_size + position % s->block_size;
+}
+
 static inline float *feature_at(const struct step *s, const int32_t *blocks, int64_t position)
 {
-    return s->features + (blocks[position / s->block_size] * s->block_size + position % s->block_size)
-                             * s->feature_width;
+    return s->features + place_of(s, blocks, position) * s->feature_width;
 }
 
 struct pack_job {

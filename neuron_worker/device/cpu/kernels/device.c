@@ -33,7 +33,7 @@ struct session {
     const char *isa;
     struct kernels kernels;
     int num_threads;
-    struct region workspace, scratch, lists, features;
+    struct region workspace, scratch, lists, features, unread;
     struct cache caches[CACHES];
     size_t scratch_bytes;         /* of one thread */
     struct step step;
@@ -105,7 +105,7 @@ const char *ns_error(const struct session *session) { return session->error; }
 int64_t ns_layout(int64_t which)
 {
     const int64_t sizes[] = {sizeof(struct op), sizeof(struct program), sizeof(struct batch), sizeof(struct pack_job),
-                             sizeof(struct draft), SLICE_ROWS, MAX_THREADS};
+                             sizeof(struct draft), SLICE_ROWS, READ_AT_ONCE, MAX_THREADS};
     return which >= 0 && which < (int64_t)(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
 }
 
@@ -193,7 +193,8 @@ void ns_close(struct session *session)
 {
     pool_close(session->pool);
     struct region *regions[] = {&session->workspace, &session->scratch, &session->lists, &session->features,
-                                &session->caches[CACHE_MODEL].memory, &session->caches[CACHE_DRAFT].memory};
+                                &session->unread, &session->caches[CACHE_MODEL].memory,
+                                &session->caches[CACHE_DRAFT].memory};
     for (size_t i = 0; i < sizeof regions / sizeof *regions; i++)
         ns_unmap(regions[i]->start, (int64_t)regions[i]->size);
     free(session->counters);
@@ -254,6 +255,16 @@ int64_t ns_block_slots(int64_t block_size)
     return round_up(block_size, lanes);
 }
 
+/* What a draft has to read of each cached position. Once the cache's size is known. */
+static int remember_unread(struct session *session)
+{
+    struct step *s = &session->step;
+    if (grow(&session->unread, (size_t)(s->num_blocks * s->block_size) * sizeof(int32_t), WHEN_USED))
+        return -1;
+    s->unread = (int32_t *)session->unread.start;
+    return 0;
+}
+
 /* Small pages, which come when they are first written: blocks in use are scattered, and a large page for each would
  * soon hold memory for the whole cache. A draft's cache has the blocks of the model's. */
 int ns_cache(struct session *session, int64_t which, int64_t layers, int64_t blocks, int64_t block_size, int64_t heads,
@@ -269,7 +280,7 @@ int ns_cache(struct session *session, int64_t which, int64_t layers, int64_t blo
     s->num_blocks = blocks;
     size_t half = (size_t)(layers * blocks * heads * s->block_slots * head_dim) * sizeof(float);
     /* Kernels read whole vectors: up to a panel beyond the last value. */
-    if (grow(&cache->memory, 2 * half + 4096, WHEN_USED))
+    if (grow(&cache->memory, 2 * half + 4096, WHEN_USED) || (which == CACHE_DRAFT && remember_unread(session)))
         return failed(session, "no memory for a cache of %lld blocks (%lld bytes)", (long long)blocks,
                       (long long)(2 * half));
     cache->keys = (float *)cache->memory.start;
@@ -301,9 +312,10 @@ static void use_cache(struct step *s, const struct cache *cache)
     s->cache_head_dim = cache->head_dim;
 }
 
-static void copy_block(float *base, size_t floats, const int64_t *pair)
+static void copy_block(void *base, size_t items, const int64_t *pair)
 {
-    memmove(base + (size_t)pair[1] * floats, base + (size_t)pair[0] * floats, floats * sizeof(float));
+    size_t size = items * sizeof(float);
+    memmove((char *)base + (size_t)pair[1] * size, (char *)base + (size_t)pair[0] * size, size);
 }
 
 void ns_copy_blocks(struct session *session, const int64_t *pairs, int64_t count)
@@ -320,6 +332,8 @@ void ns_copy_blocks(struct session *session, const int64_t *pairs, int64_t count
         }
         if (s->features)
             copy_block(s->features, (size_t)(s->block_size * s->feature_width), pairs + 2 * i);
+        if (s->unread)
+            copy_block(s->unread, (size_t)s->block_size, pairs + 2 * i);
     }
 }
 
@@ -431,12 +445,17 @@ int ns_run(struct session *session, const struct program *program, struct batch 
     return 0;
 }
 
-/* All rounds of a draft after the step of `batch`, in one go: threads are woken once. As `ns_run`. */
+/* All rounds of a draft after the step of `batch`: threads are woken once, and once more for each part of what was left
+ * unread for long. As `ns_run`. */
 int ns_draft(struct session *session, const struct program *program, struct batch *batch, struct draft *draft)
 {
-    if (begin(session, program)
-        || prepare_draft(&session->step, program, batch, draft, session->error, sizeof session->error))
-        return -1;
-    run_all(session, program);
+    struct step *s = &session->step;
+    for (int reads_alone = 1; reads_alone;) {
+        if (begin(session, program)
+            || (reads_alone = prepare_draft(s, program, batch, draft, session->error, sizeof session->error)) < 0)
+            return -1;
+        if (s->num_tokens)
+            run_all(session, program);
+    }
     return 0;
 }

@@ -42,12 +42,17 @@ static int check_run(const struct step *s, const struct checked *c, const char *
     return 0;
 }
 
+static int refuse_token(const struct step *s, const struct checked *c, int32_t id)
+{
+    return refuse(c, "token id %d, the vocabulary has 0 to %lld", id, (long long)s->program->vocab - 1);
+}
+
 /* Of the sequence that is to come next. */
 static int add_token(struct step *s, const struct checked *c, int32_t id, int32_t position)
 {
     int64_t at = s->num_tokens++;
     if (id < 0 || id >= s->program->vocab)
-        return refuse(c, "token id %d, the vocabulary has 0 to %lld", id, (long long)s->program->vocab - 1);
+        return refuse_token(s, c, id);
     s->ids[at] = id;
     s->positions[at] = position;
     s->sequence_of[at] = (int32_t)s->num_sequences;
@@ -149,12 +154,21 @@ static void begin_step(struct step *s, const struct program *program, struct bat
     s->round = 0;
 }
 
+/* A draft reads them when it is asked for something. */
+static void leave_to_draft(struct step *s)
+{
+    for (int64_t i = 0; i < s->num_tokens; i++)
+        s->unread[place_of(s, s->sequences[s->sequence_of[i]].blocks, s->positions[i])] = s->ids[i] + 1;
+}
+
 int prepare_step(struct step *s, const struct program *program, struct batch *batch, char *error, size_t size)
 {
     struct checked checked = {error, size};
     begin_step(s, program, batch);
     if ((program->decode_rows && add_decode_rows(s, &checked)) || (program->prompts && add_prompts(s, &checked)))
         return -1;
+    if (s->unread)
+        leave_to_draft(s);
     select_rows(s);
     plan_attention(s);
     batch->num_scored = s->num_scored;
@@ -183,60 +197,139 @@ static int has_place(const struct step *s, int64_t position)
     return position < s->program->context && position / s->block_size < s->program->blocks_per_row;
 }
 
-/* Row `row` of the output: its standing tokens, and the newest one behind them. */
-static int add_draft_row(struct step *s, const struct checked *c, int64_t row, struct sequence run,
-                         const int32_t *tokens, int64_t room)
+/* A row that a draft may be asked for: what stands of it in the step's batch. */
+struct draft_row {
+    struct sequence run;
+    const int32_t *tokens;
+    int64_t room;
+};
+
+static struct draft_row draft_row(const struct step *s, int64_t row)
 {
-    struct draft *d = s->draft;
-    int32_t newest = d->newest[row];
-    if (check_run(s, c, "standing tokens of row", row, &run, room))
+    const struct program *p = s->program;
+    const struct batch *b = s->batch;
+    if (row < p->decode_rows)
+        return (struct draft_row){{b->decode_blocks + row * p->blocks_per_row, 0, s->draft->lengths[row],
+                                   b->decode_positions[row]},
+                                  b->decode_tokens + row * p->decode_width, b->decode_lengths[row]};
+    int64_t i = row - p->decode_rows;
+    return (struct draft_row){
+        {b->prefill_blocks + i * p->blocks_per_row, 0, b->prefill_lengths[i], b->prefill_positions[i]},
+        b->prefill_tokens + (b->prefill_lengths[i] ? b->prefill_starts[i] : 0), p->prefill_tokens};
+}
+
+/* Whether drafts are wanted, and there is a place for the newest token. */
+static int is_asked(const struct step *s, int64_t row, const struct sequence *run)
+{
+    return s->draft->newest[row] >= 0 && has_place(s, run->position + run->length);
+}
+
+static int check_draft_row(const struct step *s, const struct checked *c, int64_t row)
+{
+    struct draft_row of = draft_row(s, row);
+    const struct sequence *run = &of.run;
+    int32_t newest = s->draft->newest[row];
+    if (check_run(s, c, "standing tokens of row", row, run, of.room))
         return -1;
-    fill_drafts(d, row, 0, newest);
-    if (newest < 0 || !has_place(s, run.position + run.length))
-        return add_run(s, c, run, tokens);
-    if (!run.length)
+    for (int32_t i = 0; i < run->length; i++)
+        if (of.tokens[i] < 0 || of.tokens[i] >= s->program->vocab)
+            return refuse_token(s, c, of.tokens[i]);
+    if (!is_asked(s, row, run))
+        return 0;
+    if (newest >= s->program->vocab)
+        return refuse_token(s, c, newest);
+    if (!run->length)
         return refuse(c, "row %lld: newest token %d, but no token of the row stands", (long long)row, newest);
-    for (int64_t i = 0; i <= d->num_drafts; i++) {
-        int64_t position = run.position + run.length + i;
-        int32_t block = has_place(s, position) ? run.blocks[position / s->block_size] : 0;
+    for (int64_t i = 0; i <= s->draft->num_drafts; i++) {
+        int64_t position = run->position + run->length + i;
+        int32_t block = has_place(s, position) ? run->blocks[position / s->block_size] : 0;
         if (block < 0 || block >= s->num_blocks)
             return refuse(c, "row %lld: block %d, the cache has blocks 0 to %lld", (long long)row, block,
                           (long long)s->num_blocks - 1);
     }
-    for (int32_t i = 0; i < run.length; i++)
-        if (add_token(s, c, tokens[i], run.position + i))
-            return -1;
-    if (add_token(s, c, newest, run.position + run.length))
-        return -1;
-    run.length++;
-    s->selected[s->num_selected++] = (struct selected){run.first + run.length - 1, (int32_t)row, 0};
-    s->sequences[s->num_sequences++] = run;
     return 0;
 }
 
+/* Where reading begins: at the first position before the step's that the draft has not read. */
+static int32_t first_unread(const struct step *s, const struct sequence *run)
+{
+    int32_t position = 0;
+    while (position < run->position && s->unread[place_of(s, run->blocks, position)] <= 0)
+        position++;
+    return position;
+}
+
+/* A token of the sequence that is to come next, as a step left it; one that no step has written counts as token 0. */
+static void read_token(struct step *s, const int32_t *blocks, int32_t position)
+{
+    int64_t at = s->num_tokens++;
+    int32_t *left = &s->unread[place_of(s, blocks, position)], noted = *left < 0 ? -*left : *left;
+    s->ids[at] = noted ? noted - 1 : 0;
+    s->positions[at] = position;
+    s->sequence_of[at] = (int32_t)s->num_sequences;
+    *left = -noted;
+}
+
+/* At most `most` tokens of the row, from the first unread one to `end`. */
+static void read_row(struct step *s, struct sequence run, int32_t end, int64_t most)
+{
+    run.position = first_unread(s, &run);
+    run.first = (int32_t)s->num_tokens;
+    run.length = end - run.position < most ? end - run.position : (int32_t)most;
+    for (int32_t i = 0; i < run.length; i++)
+        read_token(s, run.blocks, run.position + i);
+    s->sequences[s->num_sequences++] = run;
+}
+
+/* What stands of the row, then the newest token, after which it is guessed. */
+static void read_to_newest(struct step *s, struct draft_row of, int64_t row)
+{
+    int32_t end = of.run.position + of.run.length, newest = s->draft->newest[row];
+    read_row(s, of.run, end, end);
+    int64_t at = s->num_tokens++;
+    s->ids[at] = newest;
+    s->positions[at] = end;
+    s->sequence_of[at] = (int32_t)s->num_sequences - 1;
+    s->sequences[s->num_sequences - 1].length++;
+    s->selected[s->num_selected++] = (struct selected){(int32_t)at, (int32_t)row, 0};
+}
+
+/* Tokens of a round of which the program has room. */
+static int64_t draft_room(const struct program *p)
+{
+    int64_t tokens = p->decode_rows * (p->decode_width + 1) + (p->prefill_tokens ? p->prefill_tokens + p->prompts : 0);
+    return tokens > READ_AT_ONCE ? tokens : READ_AT_ONCE;
+}
+
+/* 0: the rows that are asked for are to be guessed. 1: this run reads alone, as there is no room for all that is left
+ * of them; prepare again after it. -1: refused. */
 int prepare_draft(struct step *s, const struct program *program, struct batch *batch, struct draft *draft, char *error,
                   size_t size)
 {
-    const struct program *p = program;
     struct checked checked = {error, size};
+    int64_t rows = program->decode_rows + program->prompts, room = draft_room(program), needed = 0;
     begin_step(s, program, batch);
     s->draft = draft;
-    for (int64_t row = 0; row < p->decode_rows; row++) {
-        struct sequence run = {batch->decode_blocks + row * p->blocks_per_row, (int32_t)s->num_tokens,
-                               draft->lengths[row], batch->decode_positions[row]};
-        if (add_draft_row(s, &checked, row, run, batch->decode_tokens + row * p->decode_width,
-                          batch->decode_lengths[row]))
+    for (int64_t row = 0; row < rows; row++) {
+        struct draft_row of = draft_row(s, row);
+        if (check_draft_row(s, &checked, row))
             return -1;
+        fill_drafts(draft, row, 0, draft->newest[row]);
+        if (is_asked(s, row, &of.run))
+            needed += of.run.position + of.run.length + 1 - first_unread(s, &of.run);
     }
-    for (int64_t i = 0; i < p->prompts; i++) {
-        struct sequence run = {batch->prefill_blocks + i * p->blocks_per_row, (int32_t)s->num_tokens,
-                               batch->prefill_lengths[i], batch->prefill_positions[i]};
-        if (add_draft_row(s, &checked, p->decode_rows + i, run, batch->prefill_tokens + batch->prefill_starts[i],
-                          p->prefill_tokens))
-            return -1;
+    int reads_alone = needed > room;
+    for (int64_t row = 0; row < rows; row++) {
+        struct draft_row of = draft_row(s, row);
+        if (!is_asked(s, row, &of.run))
+            continue;
+        if (reads_alone)
+            read_row(s, of.run, of.run.position, room - s->num_tokens);
+        else
+            read_to_newest(s, of, row);
     }
     plan_attention(s);
-    return 0;
+    return reads_alone;
 }
 
 /* The next round: every row that drafts goes on with the token of the round before, where it has a place for it.
