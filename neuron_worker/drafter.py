@@ -86,12 +86,12 @@ class Drafter:
 
     def _chosen(self) -> Mapping[str, int]:
         if self._counts is None:
-            offers = {request.id: self._offered(request) for request in self.requests}
+            offers = {request.id: self._offer(request) for request in self.requests}
             self._counts = offers if self.pace is None else self.pace.choose(self.requests, offers)
         return self._counts
 
-    def _offered(self, request: LiveRequest) -> int:
-        """Also tells the request, whose pace learns from it, what was proposed."""
+    def _offer(self, request: LiveRequest) -> int:
+        """How many drafts there may be. The request remembers what was proposed, as its pace learns from it."""
         request.proposed = proposal = self._proposal(request)
         return self.most(request) if proposal.asks_device else len(proposal.tokens)
 

@@ -2,9 +2,9 @@
 
     run ─▶ tokens drawn, drafts accepted ─▶ pack_draft ─▶ Device.draft ─▶ drafts by request
 
-Everything that a step wrote is to be read, of prompts and of rows that get no drafts too: a later request may find these
-blocks by their prefix, and the draft's part of them must be as good as the target's. So the device is told of every step,
-and may read when it is asked.
+Everything that a step wrote is to be read, of prompts and of rows that get no drafts too: a later request may find
+these blocks by their prefix, and the draft's part of them must be as good as the target's. So the device is told of
+every step, and may read when it is asked.
 
 Knows rows, calls and the device. Knows no policy: the drafter says for which rows drafts are of use.
 """

@@ -86,7 +86,7 @@ OPTIONS = (
         "adaptive_depth",
         boolean,
         True,
-        "Whether speculation drafts in a step only where that has paid so far; false: in every step.",
+        "Whether a step has only the drafts that pay, by what drafts and steps have cost so far; false: all there are.",
     ),
     Option(
         "lookup_beside_draft",

@@ -1,7 +1,7 @@
 """Adaptive depth for an engine's requests: what their steps cost, what they kept, and how much the next one drafts.
 
-A seeded request drafts in every step: a device may round in another way in another shape, and what such a request gets
-is to depend on nothing but itself.
+A request that asked for a seed drafts in every step: a device may round in another way in another shape, and what such
+a request gets is to depend on nothing but itself.
 
 Knows requests and shapes. Decides by `speculative.depth`.
 """
@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from vllm.sampling_params import SamplingType
+
+from neuronserve.neuron_worker.tgi_rules import DRAWN_SEED
 from neuronserve.speculative.depth import Depth, Offer
 from neuronserve.speculative.proposer import NOTHING
 
 if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
     from neuronserve.neuron_worker.look_ahead import Call
     from neuronserve.neuron_worker.state import LiveRequest, ScheduledRow
 
@@ -39,14 +44,15 @@ class Pace:
         if not offering:
             return {}
         offers = [
-            Offer(request.proposed.source, counts[request.id], request.params.seed is not None) for request in offering
+            Offer(request.proposed.source, counts[request.id], _asked_for_a_seed(request.params))
+            for request in offering
         ]
-        chosen = self._depth.choose(self._rows_of(len(requests)), offers)
+        chosen = self._depth.choose(self._rows_of(len(requests)), len(requests), offers)
         return {request.id: count for request, count in zip(offering, chosen, strict=True) if count}
 
     def asked(self, num_asked: int, seconds: float) -> None:
         """The draft on the device looked ahead for so many of the requests."""
-        num_requests, self._num_requests = self._num_requests, 0
+        num_requests = self._num_requests
         if num_asked and num_requests:  # else the step is not over, and more will be asked
             self._asking = seconds
             self._depth.asked(self._rows_of(num_requests), num_asked, seconds)
@@ -59,7 +65,7 @@ class Pace:
         if call.batch.shape.prefill_tokens == 0:
             num_drafts = sum(len(owner.drafts) for owner in call.owners)
             self._depth.ran(num_rows, num_drafts, call.seconds, self._asking)
-        self._asking = 0.0
+        self._asking, self._num_requests = 0.0, 0
 
     def _rows_of(self, num_requests: int) -> int:
         return num_requests if num_requests <= APART else self._compiled_rows_of(num_requests)
@@ -75,3 +81,8 @@ class Pace:
             self._depth.chances.kept(proposed.source, len(owner.drafts), num_tokens - 1)
         elif proposed.tokens:
             self._depth.chances.kept(proposed.source, 1, int(request.output[-num_tokens] == proposed.tokens[0]))
+
+
+def _asked_for_a_seed(params: SamplingParams) -> bool:
+    is_drawn = (params.extra_args or {}).get(DRAWN_SEED, False)
+    return params.sampling_type == SamplingType.RANDOM_SEED and not is_drawn

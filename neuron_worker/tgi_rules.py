@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .drawing import Float64
 
 MARK = "tgi"
+DRAWN_SEED = "tgi_drawn_seed"
+"""Beside the mark: the seed was drawn by the route and not asked for."""
 
 _FIRST_LOOK = 512
 """Tokens sorted at first; seldom are more needed, and sorting a whole vocabulary is slow."""

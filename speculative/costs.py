@@ -89,8 +89,8 @@ class Costs:
     """Of steps with as many rows."""
 
     rows: int
-    lines: Lines | None = None
-    plain: float = 0.0  # seconds
+    lines: Lines | None = None  # None: no step is known, of any number of rows
+    plain: float = 0.0  # seconds; before any plain step what it was for nearly as many rows
     num_plain: int = 0
     since_plain: int = 0  # steps with drafts after the latest plain one
 
@@ -110,12 +110,16 @@ class Costs:
 
     def ran(self, num_drafts: int, seconds: float) -> None:
         self.since_plain += 1
-        if self.lines is not None and self.num_plain:
+        if self.lines is not None:
             self.plain += DRIFT * self._learn(self.lines.verifies, num_drafts, seconds - self.plain)
 
-    def asked(self, num_asked: int, seconds: float) -> None:
-        if self.lines is not None and self.num_plain:
-            self._learn(self.lines.asks, num_asked, seconds)
+    def asked(self, num_asked: int, seconds: float) -> float:
+        """How many seconds more it took than was thought."""
+        if self.lines is None:
+            return 0.0
+        thought = self.lines.asks.at(num_asked / self.rows)
+        self._learn(self.lines.asks, num_asked, seconds)
+        return max(seconds - thought, 0.0)
 
     def of_drafts(self, num_asked: int) -> tuple[float, float]:
         """Of a step with drafts, in plain ones: what it takes without them, but asking for them; and each of them."""
@@ -138,4 +142,6 @@ def nearest(known: Mapping[int, Costs], rows: int) -> Costs:
     """For steps of so many rows, which have not been yet: as those of nearly as many."""
     others = [costs for costs in known.values() if costs.lines is not None]
     like = min(others, key=lambda other: abs(other.rows - rows), default=None)
-    return Costs(rows, like.lines.of_rows(rows / like.rows) if like is not None and like.lines is not None else None)
+    if like is None or like.lines is None:
+        return Costs(rows)
+    return Costs(rows, like.lines.of_rows(rows / like.rows), like.plain)

@@ -28,6 +28,9 @@ both, a batch that is refilled and one that is not, with the costs of an Intel X
 SHARE = 0.01
 """Of all time, may be lost in tries."""
 
+PATIENCE = 500
+"""Steps after which a try that is too dear loses its turn."""
+
 MEMORY = 400
 """Steps after which what they lost is half forgotten."""
 
@@ -66,20 +69,24 @@ class Depth:
         self._costs: dict[int, Costs] = {}
         self._lost = 0.0  # seconds, in tries
         self._spent = 0.0  # seconds
-        self._num_tries = 0
+        self._turn = 0
+        self._waited = 0  # steps for this turn's try
+        self._is_try = False  # the latest choice
 
-    def choose(self, num_rows: int, offers: Sequence[Offer]) -> Sequence[int]:
-        """Drafts of each offer in the next step, which has `num_rows` rows."""
+    def choose(self, num_rows: int, real_rows: int, offers: Sequence[Offer]) -> Sequence[int]:
+        """Drafts of each offer in the next step of `real_rows` rows, which costs what one of `num_rows` does."""
+        self._is_try = False
         costs = self._of(num_rows)
         forced = [offer.most if offer.is_forced else 0 for offer in offers]
         if not offers or (costs.is_plain_due and not any(forced)):
             return forced
-        found = [self._best(costs, num_rows, offers, may_ask=ask) for ask in {offer.asks_device for offer in offers}]
+        found = [self._best(costs, real_rows, offers, may_ask=ask) for ask in {offer.asks_device for offer in offers}]
         best = max(found, key=lambda choice: choice.worth)
         if any(forced):
             return best.counts
-        usual = best if best.worth > num_rows else Choice(forced, num_rows, 1.0)
-        return self._tried(costs, num_rows, offers, best, usual)
+        usual = best if best.worth > real_rows else Choice(forced, real_rows, 1.0)
+        others = [self._all(costs, real_rows, offers)]
+        return self._tried(costs, others if usual is best else [*others, best], usual)
 
     def ran(self, num_rows: int, num_drafts: int, seconds: float, asking: float) -> None:
         """A step of decode rows alone took so long, and so long the asking for its drafts before it."""
@@ -92,8 +99,10 @@ class Depth:
         costs.ran(num_drafts, seconds)
 
     def asked(self, num_rows: int, num_asked: int, seconds: float) -> None:
-        """A draft on the device was asked for so many of the rows."""
-        self._of(num_rows).asked(num_asked, seconds)
+        """A draft on the device was asked for so many of the rows. One that reads late may have had much to read."""
+        longer = self._of(num_rows).asked(num_asked, seconds)
+        if self._is_try:
+            self._lost += longer
 
     def _of(self, num_rows: int) -> Costs:
         if num_rows not in self._costs:
@@ -101,7 +110,7 @@ class Depth:
         return self._costs[num_rows]
 
     def _best(self, costs: Costs, num_rows: int, offers: Sequence[Offer], *, may_ask: bool) -> Choice:
-        """Of all with drafts."""
+        """Of the choices with at least one draft, so it may be worth less than none."""
         counts, tokens, asked = [0] * len(offers), float(num_rows), 0
         waiting: list[tuple[float, int]] = []
         for index, offer in enumerate(offers):
@@ -124,17 +133,19 @@ class Depth:
             counts[index], num_drafts, tokens, cost = counts[index] + 1, num_drafts + 1, tokens - chance, longer
         return Choice(counts, tokens, cost)
 
-    def _tried(
-        self, costs: Costs, num_rows: int, offers: Sequence[Offer], best: Choice, usual: Choice
-    ) -> Sequence[int]:
+    def _tried(self, costs: Costs, others: Sequence[Choice], usual: Choice) -> Sequence[int]:
         """What usually is best, or now and then another choice, for what it teaches: all drafts, as what few of them
         cost says little of what many do; and where nothing pays, in turn with the least that could be."""
-        tries_all = best is usual or self._num_tries % 2
-        tried = self._all(costs, num_rows, offers) if tries_all else best
+        tried = others[self._turn % len(others)]
+        # By expectation; but at least half of what it costs more, or good hopes would be tried for ever.
         lost = max(tried.cost - tried.tokens / usual.worth, (tried.cost - usual.cost) / 2) * costs.plain
-        if list(tried.counts) == list(usual.counts) or self._lost + lost > SHARE * self._spent:
+        self._waited += 1
+        is_due = list(tried.counts) != list(usual.counts) and self._lost + lost <= SHARE * self._spent
+        if is_due or self._waited > PATIENCE:
+            self._turn, self._waited = self._turn + 1, 0
+        if not is_due:
             return usual.counts
-        self._num_tries += 1
+        self._is_try = True
         self._lost += lost
         return tried.counts
 

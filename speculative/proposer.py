@@ -48,7 +48,9 @@ ASK_DEVICE = Proposal(asks_device=True)
 
 
 class Proposer(Protocol):
-    def propose(self, context: Context) -> Proposal: ...
+    def propose(self, context: Context) -> Proposal:
+        """At most `context.most` tokens, fewer or none where it knows none. One that asks the device is called again
+        with `context.drafted`, should the device be asked."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from .schemas import GenerateParameters
 
 MARK = "tgi"
+DRAWN_SEED = "tgi_drawn_seed"
+"""Nobody asked for this seed: it is shown, and its request may be drafted for as those without one."""
 """Key of `SamplingParams.extra_args`: the row's log-probabilities are over the processed scores, and what it holds are
 TGI's parameters that vLLM does not have."""
 
@@ -104,7 +106,10 @@ def sampling_params(job: Job, seed: int | None, offers: Offers) -> SamplingParam
         logprobs=_num_logprobs(job, offers),
         prompt_logprobs=0 if asked.decoder_input_details and offers.prefill_logprobs else None,
         structured_outputs=structured(job.grammar),
-        extra_args={MARK: _extra(asked, samples=job.samples)},
+        extra_args={
+            MARK: _extra(asked, samples=job.samples),
+            **({DRAWN_SEED: True} if seed is not None and asked.seed is None else {}),
+        },
         detokenize=False,  # texts are made per token, special ones included
         output_kind=RequestOutputKind.DELTA,
     )

@@ -62,7 +62,7 @@ class SameAsBefore:
 
 
 class InTurns(SameAsBefore):
-    """As where text is looked up first: every second step's drafts are somebody else's, and the head only reads."""
+    """As where text is looked up first: every second step's drafts are somebody else's, and the head reads later."""
 
     def propose(self, context: Context) -> Proposal:
         return super().propose(context) if len(context.tokens) % 2 == 0 else Proposal([5] * context.most)

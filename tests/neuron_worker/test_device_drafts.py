@@ -166,7 +166,7 @@ def decide(engine: Engine, monkeypatch: pytest.MonkeyPatch, answers: Iterator[bo
     pace = drafter_of(engine).pace
     assert pace is not None
 
-    def choose(num_rows: int, offers: Sequence[Offer]) -> Sequence[int]:
+    def choose(num_rows: int, real_rows: int, offers: Sequence[Offer]) -> Sequence[int]:
         pays = next(answers)
         return [offer.most if pays or offer.is_forced else 0 for offer in offers]
 
@@ -211,7 +211,7 @@ def test_nothing_is_looked_up_either_where_it_does_not_pay(looking_up: Engine, m
 
 
 def test_a_seeded_request_drafts_in_every_step(adaptive: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the others beside it."""
+    """Whatever adaptive depth would choose; that it is told so is `test_pace`'s."""
     decide(adaptive, monkeypatch, repeat(False))
     prompt = [20, 21, 22, 20, 21, 22, 20, 21]
     seeded = SamplingParams(temperature=0.01, seed=5, max_tokens=20, ignore_eos=True)
@@ -230,6 +230,7 @@ def test_what_a_step_cost_and_what_was_kept_is_learned(adaptive: Engine) -> None
     costs = pace._depth._costs[4]
     assert costs.lines is not None
     assert costs.since_plain + costs.num_plain > 5
+    assert pace._depth.chances._places  # of what was drafted, or looked up for nothing
 
 
 # -- when it fails

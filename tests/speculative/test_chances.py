@@ -79,11 +79,10 @@ def test_rows_that_were_never_seen_are_as_their_neighbours() -> None:
         known[8].ran(drafts, 2.0 + 0.1 * drafts)
         known[8].ran_plainly(2.0)
     new = nearest(known, 7)
-    for _ in range(FIRST):
-        assert new.is_plain_due
-        new.ran_plainly(1.0)
-    assert not new.is_plain_due
-    assert new.of_drafts(0) == pytest.approx((1.0, 0.1), abs=0.1)
+    assert new.is_plain_due
+    assert new.plain == pytest.approx(2.0, abs=0.01)
+    assert new.of_drafts(0) == pytest.approx((1.0, 0.05), abs=0.01)
+    assert nearest({}, 7).of_drafts(0) != pytest.approx((1.0, 0.05), abs=0.01)
 
 
 def test_longer_texts_are_not_taken_for_dearer_drafts() -> None:

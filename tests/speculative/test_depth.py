@@ -34,7 +34,7 @@ class Traffic:
         tokens = seconds = 0.0
         for _ in range(num_steps):
             which = [row for row in range(self.rows) if self.random.random() < self.found]
-            counts = depth.choose(self.rows, [Offer(self.source_of(row), NUM_DRAFTS) for row in which])
+            counts = depth.choose(self.rows, self.rows, [Offer(self.source_of(row), NUM_DRAFTS) for row in which])
             kept = 0
             for row, count in zip(which, counts, strict=True):
                 right = self.draw(count, self.right_of(row))
@@ -119,7 +119,7 @@ def test_a_row_gets_as_many_drafts_as_pay() -> None:
     """The first is right often enough, the fourth is not."""
     depth = Depth()
     assert Traffic(rows=4, right=0.5, fixed=0.0, per_draft=0.075).run(depth, 2000) > 1.05
-    counts = [tuple(depth.choose(4, [Offer(3, NUM_DRAFTS)] * 4)) for _ in range(20)]
+    counts = [tuple(depth.choose(4, 4, [Offer(3, NUM_DRAFTS)] * 4)) for _ in range(20)]
     assert statistics.mode(counts) in ((1,) * 4, (2,) * 4)
 
 
@@ -151,20 +151,68 @@ def test_what_a_draft_on_the_device_costs_is_learned() -> None:
 def test_what_a_plain_step_takes_is_found_out_first() -> None:
     depth = Depth()
     for _ in range(FIRST):
-        assert list(depth.choose(1, [Offer(LONGEST, 4)])) == [0]
+        assert list(depth.choose(1, 1, [Offer(LONGEST, 4)])) == [0]
         depth.ran(1, 0, 1.0, 0.0)
-    assert list(depth.choose(1, [Offer(LONGEST, 4)])) == [4]
+    assert list(depth.choose(1, 1, [Offer(LONGEST, 4)])) == [4]
 
 
 def test_who_must_be_drafted_for_is() -> None:
     """Whatever it costs; its neighbour gains nothing by it."""
     depth = Depth()
-    assert depth.choose(2, [Offer(GUESSED, 3, is_forced=True), Offer(1, 4)])[0] == 3
+    assert depth.choose(2, 2, [Offer(GUESSED, 3, is_forced=True), Offer(1, 4)])[0] == 3
     for _ in range(FIRST):
         depth.ran(2, 0, 1.0, 0.0)
     for _ in range(100):
         depth.ran(2, 3, 9.0, 0.0)
-    assert list(depth.choose(2, [Offer(GUESSED, 3, is_forced=True), Offer(1, 4)])) == [3, 0]
+    assert list(depth.choose(2, 2, [Offer(GUESSED, 3, is_forced=True), Offer(1, 4)])) == [3, 0]
+
+
+def test_who_is_beside_it_gets_drafts_that_pay_at_a_number_of_rows_never_seen() -> None:
+    """Nor is there ever a plain step of it; what is known of fewer rows holds. Seconds are small, as they are."""
+    depth, offers = Depth(), [Offer(1, 4)] * 8
+    for _ in range(300):
+        counts = depth.choose(8, 8, offers)
+        for count in counts:
+            if count:
+                depth.chances.kept(1, count, 0)
+        depth.ran(8, sum(counts), 0.01 + 0.001 * sum(counts), 0.0)
+    counts = [depth.choose(9, 9, [Offer(3, 4, is_forced=True), *offers]) for _ in range(20)]
+    assert [list(own) for own in counts] == [[4] + [0] * 8] * 20
+
+
+def test_padding_gives_no_tokens() -> None:
+    """17 rows in a shape of 32: what pays for the rows there are is drafted."""
+    depth = Depth()
+    for _ in range(FIRST):
+        depth.ran(32, 0, 1.0, 0.0)
+    for _ in range(100):
+        depth.ran(32, 68, 1.5, 0.0)
+        depth.ran(32, 0, 1.0, 0.0)
+    counts = [sum(depth.choose(32, 17, [Offer(3, 4)] * 17)) for _ in range(10)]
+    assert min(counts) > 17
+
+
+def test_tries_go_on_where_all_drafts_are_too_dear() -> None:
+    depth = Depth()
+    poor = Traffic(rows=16, right=0.0, fixed=0.0, per_draft=0.3, source=LONGEST)
+    good = Traffic(rows=16, right=0.98, fixed=0.0, per_draft=0.03, source=LONGEST)
+    poor.run(depth, 1500)
+    good.run(depth, 4000)
+    assert good.run(depth, 300) > 1.1
+
+
+def test_what_is_late_in_reading_is_paid_from_the_same_share() -> None:
+    """A draft that never pays, and reads a long prompt when it is first asked."""
+    depth, spent, lost = Depth(), 0.0, 0.0
+    for _ in range(3000):
+        counts = depth.choose(16, 16, [Offer(GUESSED, 4)] * 16)
+        if any(counts):
+            depth.asked(16, 16, 5.0)
+            depth.chances.kept(GUESSED, 1, 0)
+        asking = 5.0 if any(counts) else 0.0
+        depth.ran(16, sum(counts), 1.0 + 0.05 * sum(counts), asking)
+        spent, lost = spent + 1.0, lost + asking + 0.05 * sum(counts)
+    assert lost < 0.03 * spent
 
 
 def test_a_slow_moment_is_not_taken_for_the_cost_of_drafts() -> None:

@@ -78,6 +78,15 @@ def test_what_only_tgi_has_travels_in_the_mark(given: dict[str, Any], extra: dic
     assert sampling_params(job(**given), seed=None, offers=Offers()).extra_args == {"tgi": extra}
 
 
+@pytest.mark.parametrize(("given", "is_drawn"), [({"do_sample": True}, True), ({"do_sample": True, "seed": 3}, False)])
+def test_a_seed_that_nobody_asked_for_is_marked(given: dict[str, Any], is_drawn: bool) -> None:
+    """Its request is drafted for where that pays, as one without a seed."""
+    asked = job(**given)
+    params = sampling_params(asked, seed=seed_of(asked, Offers()), offers=Offers())
+    assert params.extra_args is not None
+    assert params.extra_args.get("tgi_drawn_seed", False) == is_drawn
+
+
 NONE = Offers(logprobs=False, seeds=False, prefill_logprobs=False)
 
 

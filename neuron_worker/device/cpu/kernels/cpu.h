@@ -118,8 +118,8 @@ struct step {
     int64_t block_size, block_slots, key_lanes, num_blocks, cache_heads, cache_head_dim;
     float *features;              /* of the model, per position: [block][slot][feature_width] */
     int64_t feature_width;
-    int32_t *unread;              /* per position, [block][slot]: its token + 1; negative once the draft has read it.
-                                     NULL: there is no draft */
+    int32_t *unread;              /* per position, [block][slot]: its token + 1; negative once the draft has read it;
+                                     0: no step has written it. NULL: there is no draft */
     int num_threads;
 };
 

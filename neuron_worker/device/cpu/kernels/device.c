@@ -456,6 +456,8 @@ int ns_draft(struct session *session, const struct program *program, struct batc
             return -1;
         if (s->num_tokens)
             run_all(session, program);
+        else if (reads_alone)
+            return failed(session, "more tokens stand than the shape has room for: another step's batch");
     }
     return 0;
 }

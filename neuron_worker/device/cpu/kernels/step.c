@@ -200,7 +200,6 @@ static int has_place(const struct step *s, int64_t position)
 /* A row that a draft may be asked for: what stands of it in the step's batch. */
 struct draft_row {
     struct sequence run;
-    const int32_t *tokens;
     int64_t room;
 };
 
@@ -211,11 +210,11 @@ static struct draft_row draft_row(const struct step *s, int64_t row)
     if (row < p->decode_rows)
         return (struct draft_row){{b->decode_blocks + row * p->blocks_per_row, 0, s->draft->lengths[row],
                                    b->decode_positions[row]},
-                                  b->decode_tokens + row * p->decode_width, b->decode_lengths[row]};
+                                  b->decode_lengths[row]};
     int64_t i = row - p->decode_rows;
     return (struct draft_row){
         {b->prefill_blocks + i * p->blocks_per_row, 0, b->prefill_lengths[i], b->prefill_positions[i]},
-        b->prefill_tokens + (b->prefill_lengths[i] ? b->prefill_starts[i] : 0), p->prefill_tokens};
+        p->prefill_tokens};
 }
 
 /* Whether drafts are wanted, and there is a place for the newest token. */
@@ -231,9 +230,6 @@ static int check_draft_row(const struct step *s, const struct checked *c, int64_
     int32_t newest = s->draft->newest[row];
     if (check_run(s, c, "standing tokens of row", row, run, of.room))
         return -1;
-    for (int32_t i = 0; i < run->length; i++)
-        if (of.tokens[i] < 0 || of.tokens[i] >= s->program->vocab)
-            return refuse_token(s, c, of.tokens[i]);
     if (!is_asked(s, row, run))
         return 0;
     if (newest >= s->program->vocab)
@@ -253,10 +249,13 @@ static int check_draft_row(const struct step *s, const struct checked *c, int64_
 /* Where reading begins: at the first position before the step's that the draft has not read. */
 static int32_t first_unread(const struct step *s, const struct sequence *run)
 {
-    int32_t position = 0;
-    while (position < run->position && s->unread[place_of(s, run->blocks, position)] <= 0)
-        position++;
-    return position;
+    for (int32_t first = 0; first < run->position; first += (int32_t)s->block_size) {
+        const int32_t *unread = s->unread + place_of(s, run->blocks, first);
+        for (int32_t i = 0; i < s->block_size && first + i < run->position; i++)
+            if (unread[i] > 0)
+                return first + i;
+    }
+    return run->position;
 }
 
 /* A token of the sequence that is to come next, as a step left it; one that no step has written counts as token 0. */
