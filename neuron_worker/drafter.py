@@ -49,11 +49,12 @@ class Drafter:
         return any(self._proposal(request).asks_device and counts.get(request.id) for request in self.requests)
 
     def needs_device(self, request: LiveRequest) -> bool:
-        """Whether a draft on the device is to look ahead for the request; where the step is not over, as it needs one
-        now or never."""
-        if self._counts is not None and not self._counts.get(request.id):
-            return False
-        return self._proposal(request).asks_device
+        """Whether a draft on the device is to look ahead for the request; where the step is not over, now or never."""
+        if self._counts is not None:
+            is_wanted = bool(self._counts.get(request.id))
+        else:
+            is_wanted = self.pace is None or self.pace.may_ask(request)
+        return is_wanted and self._proposal(request).asks_device
 
     def take(self, drafted: Drafted | None = None) -> DraftTokenIds | None:
         said = drafted or {}

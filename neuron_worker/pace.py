@@ -36,6 +36,7 @@ class Pace:
         self._depth = Depth()
         self._num_requests = 0  # of the step before the draft was asked
         self._asking = 0.0  # seconds, for the next step's drafts
+        self._asks = True  # the latest choice, a draft on the device
 
     def choose(self, requests: Sequence[LiveRequest], counts: Mapping[str, int]) -> Mapping[str, int]:
         """Of so many drafts that each request may have, all that it gets."""
@@ -48,7 +49,13 @@ class Pace:
             for request in offering
         ]
         chosen = self._depth.choose(self._rows_of(len(requests)), len(requests), offers)
+        self._asks = any(count and offer.asks_device for offer, count in zip(offers, chosen, strict=True))
         return {request.id: count for request, count in zip(offering, chosen, strict=True) if count}
+
+    def may_ask(self, request: LiveRequest) -> bool:
+        """Whether the draft on the device is to look ahead for a request before a step is over, when nothing can be
+        chosen yet: where the step before asked it for anything."""
+        return self._asks or _asked_for_a_seed(request.params)
 
     def asked(self, num_asked: int, seconds: float) -> None:
         """The draft on the device looked ahead for so many of the requests."""

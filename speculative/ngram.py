@@ -51,9 +51,3 @@ def _last(text: bytes, part: bytes) -> int | None:
     while at > 0 and at % _SIZE:
         at = text.rfind(part, 0, at + len(part) - 1)
     return None if at < 0 else at // _SIZE
-
-
-def lookup(tokens: Tokens, shortest: int, longest: int, count: int) -> list[int]:
-    """`count` tokens that may follow `tokens`; none where no suffix of `shortest` tokens occurs again."""
-    found = match(tokens, shortest, longest)
-    return [] if found is None or count < 1 else found.continued(tokens, count)

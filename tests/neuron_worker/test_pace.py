@@ -90,3 +90,15 @@ def test_who_asked_for_a_seed_is_drafted_for(pace: Pace, sampling: dict[str, Any
     """Before anything is known nobody else is."""
     counts = pace.choose([request("a", ASK_DEVICE, **sampling)], {"a": 4})
     assert counts == ({"a": 4} if is_forced else {})
+
+
+def test_before_a_step_is_over_the_device_is_asked_as_the_step_before_asked_it(pace: Pace) -> None:
+    seeded, other = request("a", ASK_DEVICE, seed=3, temperature=0.5), request("b", ASK_DEVICE)
+    assert pace.may_ask(other)  # nothing was chosen yet
+    pace.choose([other], {"b": 4})  # plainly, to learn what that takes
+    assert not pace.may_ask(other)
+    assert pace.may_ask(seeded)  # its drafts are to depend on nothing but itself
+    pace.choose([seeded], {"a": 4})
+    assert pace.may_ask(other)
+    pace.choose([request("c", Proposal([5], source=2), seed=3, temperature=0.5)], {"c": 1})  # of what was looked up
+    assert not pace.may_ask(other)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuronserve.speculative.ngram import lookup
+from neuronserve.speculative.ngram import match
 from neuronserve.speculative.proposer import (
     ASK_DEVICE,
     SHORTEST_BESIDE_A_HEAD,
@@ -20,7 +20,9 @@ from neuronserve.speculative.settings import Speculation
 
 
 def look(tokens: list[int], shortest: int = 1, longest: int = 3, count: int = 4) -> list[int]:
-    return lookup(np.array(tokens, dtype=np.int32), shortest, longest, count)
+    text = np.array(tokens, dtype=np.int32)
+    found = match(text, shortest, longest)
+    return [] if found is None else found.continued(text, count)
 
 
 @pytest.mark.parametrize(
