@@ -27,6 +27,7 @@ from bench_peers import PROMPTS
 from replay import prompt_ids
 from serving import INT8, serve, total
 
+from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch
 from neuronserve.neuron_worker.device.cpu.library import KINDS
 
 WARM, TOKENS, PROMPT = 16, 96, 32
@@ -83,9 +84,12 @@ class Profiler:
         watch(self.runner.state, "apply", "worker: requests join, move on, leave")
         watch(self.runner.packer, "pack", "worker: packing")
         watch(self.runner, "_finish", "worker: sampling and report")
-        watch(self.device, "run", "device: call, around its operations")
         self.programs = self.device._programs
-        self.operations = np.zeros(max(program._program.num_ops for program in self.programs.values()))
+        most = max(len(bound.ops) for program in self.programs.values() for bound in program.recordings)
+        self.operations = np.zeros(most)  # seconds, by the place in a program
+        self.by_kind: Parts = defaultdict(float)
+        self.device.run = self._counted(self.device.run)
+        watch(self.device, "run", "device: call, around its operations")
 
     def decode(self, streams: int, seed: int) -> Parts:
         """Steps in which all streams decode, after the first ones."""
@@ -108,7 +112,7 @@ class Profiler:
         """So many steps, or all there are, which count as one."""
         engine, session = self.engine.llm.llm_engine, self.device._session
         self.stopwatch.seconds.clear()
-        self.operations[:] = 0
+        self.by_kind.clear()
         session.profile(self.operations)
         done = 0
         while engine.has_unfinished_requests() if count is None else done < count:
@@ -117,15 +121,22 @@ class Profiler:
             done += 1
         session.profile(None)
         seconds = dict(self.stopwatch.seconds)
-        operations = by_kind(self.operations, self._labels())
-        seconds["device: call, around its operations"] -= sum(operations.values())
-        return {name: 1e3 * value / (count or 1) for name, value in {**operations, **seconds}.items()}
+        seconds["device: call, around its operations"] -= sum(self.by_kind.values())
+        return {name: 1e3 * value / (count or 1) for name, value in {**self.by_kind, **seconds}.items()}
 
-    def _labels(self) -> list[str]:
-        """Of the longest program, which begins as all others do."""
-        longest = max(self.programs.values(), key=lambda program: program._program.num_ops)
-        ops = longest._bound.ops
-        return [label(KINDS[op["kind"]], int(op["in"]), int(op["out"])) for op in ops]
+    def _counted(self, run: Callable[[PackedBatch], DeviceOutput]) -> Callable[[PackedBatch], DeviceOutput]:
+        """Each call's operations by kind: which they are depends on what is asked of the step."""
+
+        def counted(batch: PackedBatch) -> DeviceOutput:
+            self.operations[:] = 0
+            output = run(batch)
+            ops = self.programs[batch.shape].latest.ops
+            labels = [label(KINDS[op["kind"]], int(op["in"]), int(op["out"])) for op in ops]
+            for name, value in by_kind(self.operations[: len(ops)], labels).items():
+                self.by_kind[name] += value
+            return output
+
+        return counted
 
 
 @contextmanager

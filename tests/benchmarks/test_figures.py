@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -168,3 +169,16 @@ def test_a_peak_is_of_registers_not_of_memory(options: list[str]) -> None:
     products = re.findall(r"\t(?:vfmadd\d+ps|vpdpbusd|mulps|vpmaddwd)\t(.*)", text)
     assert len(products) >= 12
     assert not [operands for operands in products if "(%rsp)" in operands]
+
+
+def test_the_profile_of_a_step_names_its_operations(smollm2: Path) -> None:
+    """The whole command, as it looks into the device that it watches."""
+    script = Path(floor.__file__).with_name("step_profile.py")
+    asked = ["--model", str(smollm2), "--streams", "1", "--rounds", "1", "--no-server"]
+    done = subprocess.run([sys.executable, str(script), *asked], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    decode, prefill = done.stdout.split("a prompt of 512 tokens")
+    for part in (decode, prefill):
+        assert {"device: attend", "device: dot 576 to 3072", "worker: packing", "vLLM: scheduler"} <= set(
+            re.findall(r"^\| (.+?) \| [\d.]+ \|", part, re.MULTILINE)
+        )

@@ -98,13 +98,17 @@ class BoundProgram:
         self._lean = (
             self._full if lean is None else (lean, native_program(shape, self.num_prompts, lean, options, vocab))
         )
-        self._bound = bound  # of the last run
+        self.latest = bound  # that ran
         self._vocab = vocab
         self._session = session
         self.native_batch = Batch()
         self._parts: tuple[DecodePart | None, PrefillPart | None, RowSampling | None] = (None, None, None)
         for of, _ in (self._full, self._lean):
             session.reserve(of.workspace_bytes, of.scratch_bytes, len(of.ops), shape.num_tokens, max(self.num_rows, 1))
+
+    @property
+    def recordings(self) -> tuple[Bound, Bound]:
+        return self._full[0], self._lean[0]
 
     def run(self, batch: PackedBatch, results: Results) -> None:
         if batch.prompt_logprobs > results.most_alternatives:
@@ -120,7 +124,7 @@ class BoundProgram:
         native.target_ranks = address(results.target_ranks)
         native.top_ids = address(results.top_ids)
         native.top_logprobs = address(results.top_logprobs)
-        self._bound, program = self._full if _is_scored(batch) else self._lean
+        self.latest, program = self._full if _is_scored(batch) else self._lean
         self._session.run(program, native)
 
     def output(self, batch: PackedBatch, results: Results, started: float) -> DeviceOutput:
@@ -137,7 +141,7 @@ class BoundProgram:
 
     def logits(self, num_rows: int) -> Float32:
         """Of the rows that wanted an output, in the order of the last run's results."""
-        start, stride = self._bound.logits_offset // 4, self._bound.logits_stride
+        start, stride = self.latest.logits_offset // 4, self.latest.logits_stride
         rows = self._session.workspace[start : start + num_rows * stride]
         return rows.reshape(num_rows, stride)[:, : self._vocab]
 
