@@ -133,6 +133,20 @@ def test_a_row_is_the_same_bits_whatever_stands_beside_it(
         assert np.array_equal(bits(together), bits(alone[:count])), count
 
 
+@every_set
+@pytest.mark.parametrize(("quantize", "activations"), [(False, "float32"), (True, "float32"), (True, "int8")])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_more_rows_than_a_cache_holds_are_the_same_bits(
+    isa: str, quantize: bool, activations: str, threads: int, bench
+) -> None:
+    """2,500 rows of 100 are more than is kept near of second-level caches up to 3 MB: they go in blocks."""
+    w, x = numbers(70, 100, seed=1), numbers(2500, 100)
+    one = bench(isa, activations=activations)
+    apart = [linear(one, part, w, quantize=quantize) for part in np.split(x, 20)]
+    together = linear(bench(isa, threads, activations=activations), x, w, quantize=quantize)
+    assert np.array_equal(bits(together), bits(np.concatenate(apart)))
+
+
 @pytest.mark.skipif(len({"avx512", "avx2"} & set(instruction_sets())) < 2, reason="needs both")
 @pytest.mark.parametrize(("quantize", "activations"), [(False, "float32"), (True, "float32"), (True, "int8")])
 def test_avx512_and_avx2_agree_to_the_bit(quantize: bool, activations: str, bench) -> None:

@@ -240,7 +240,7 @@ static int64_t count_attend(const struct step *s, const struct op *op)
     return s->num_attend_items * op->kv_heads;
 }
 
-static void run_attend(const struct step *s, const struct op *op, int64_t item, float *scratch)
+static void run_attend(const struct step *s, const struct op *op, int64_t item, struct thread *thread)
 {
     const struct attend_item *part = &s->attend_items[item / op->kv_heads];
     const struct sequence *sequence = &s->sequences[part->sequence];
@@ -255,7 +255,7 @@ static void run_attend(const struct step *s, const struct op *op, int64_t item, 
     a.first_key = first_seen(&a, a.position);
     a.base_key = larger(a.first_key / LANES * LANES - LANES, 0);
     a.score_stride = round_up(a.end_key - a.base_key, LANES) + SCORE_MARGIN;
-    a.out = scratch;
+    a.out = thread->scratch;
     a.queries = a.out + a.rows * a.out_stride;
     a.scores = a.queries + round_up(a.rows * a.dim, LANES);
     for (int64_t row = 0; row < a.rows; row++) {

@@ -121,6 +121,7 @@ struct step {
     int32_t *unread;              /* per position, [block][slot]: its token + 1; negative once the draft has read it;
                                      0: no step has written it. NULL: there is no draft */
     int num_threads;
+    int64_t cache_bytes;          /* of a core's second-level cache */
 };
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -159,7 +160,22 @@ struct pack_job {
 };
 
 typedef int64_t (*op_count)(const struct step *, const struct op *);
-typedef void (*op_run)(const struct step *, const struct op *, int64_t item, float *scratch);
+
+/* How a product is cut into items; `product.h`. */
+struct split {
+    int64_t rows, panels, blocks;
+    int64_t panel_bytes;
+    int is_near;                  /* a panel and the next one stay in the second-level cache beside a block's inputs */
+};
+
+/* One of those at work on an operation. */
+struct thread {
+    float *scratch;               /* its own */
+    int64_t next;                 /* its item after this one; NO_VALUE: none, or not known */
+    int is_first;                 /* this item, of those that it takes */
+    struct split split;           /* of a product, made with its first item */
+};
+typedef void (*op_run)(const struct step *, const struct op *, int64_t item, struct thread *);
 
 /* What one instruction set brings. */
 struct kernels {

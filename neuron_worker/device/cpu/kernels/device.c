@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -171,6 +172,17 @@ static struct kernels joined(const struct set *set)
     return all;
 }
 
+/* Of a core's second level; as is usual where the system does not say. */
+static int64_t cache_bytes(void)
+{
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    int64_t size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#else
+    int64_t size = 0;
+#endif
+    return size > 0 ? size : 1 << 20;
+}
+
 /* NULL: this processor lacks the instruction set `isa` ("" chooses the best), or memory is short. */
 struct session *ns_open(int num_threads, const char *isa)
 {
@@ -180,6 +192,7 @@ struct session *ns_open(int num_threads, const char *isa)
         return NULL;
     session->isa = set->name;
     session->kernels = joined(set);
+    session->step.cache_bytes = cache_bytes();
     session->num_threads = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
     session->pool = pool_open(session->num_threads);
     if (!session->pool) {
@@ -378,32 +391,61 @@ int prepare_draft(struct step *s, const struct program *program, struct batch *b
                   size_t size);
 void advance_draft(struct step *s);
 
+/* Items of an operation that a thread has taken. */
+struct span {
+    int64_t first, end;
+};
+
+static struct span claim(struct counter *counter, int64_t count, int num_threads)
+{
+    int64_t size = count / (16 * num_threads);
+    if (size < 1)
+        size = 1;
+    int64_t first = atomic_fetch_add_explicit(&counter->next, size, memory_order_relaxed);
+    return (struct span){first, first + size < count ? first + size : count};
+}
+
+/* Products claim with the last item of a span what comes after it, so that its weights may be on their way. */
+static int claims_early(const struct op *op) { return op->kind == OP_LINEAR || op->kind == OP_DOT; }
+
+static void run_op(struct session *session, const struct op *op, struct counter *counter, int64_t count, float *scratch)
+{
+    const struct kernels *kernels = &session->kernels;
+    struct thread thread = {.scratch = scratch, .next = NO_VALUE, .is_first = 1};
+    struct span span = claim(counter, count, session->num_threads);
+    while (span.first < count) {
+        struct span next = {count, count};
+        for (int64_t item = span.first; item < span.end; item++, thread.is_first = 0) {
+            thread.next = item + 1;
+            if (item + 1 == span.end) {
+                if (claims_early(op))
+                    next = claim(counter, count, session->num_threads);
+                thread.next = next.first < count ? next.first : NO_VALUE;
+            }
+            kernels->run[op->kind](&session->step, op, item, &thread);
+        }
+        atomic_fetch_add_explicit(&counter->done, span.end - span.first, memory_order_release);
+        span = claims_early(op) ? next : claim(counter, count, session->num_threads);
+    }
+}
+
 static void run_program(void *context, int thread)
 {
     struct session *session = context;
-    const struct step *s = &session->step;
-    const struct kernels *kernels = &session->kernels;
+    struct step *s = &session->step;
     float *scratch = (float *)(session->scratch.start + session->scratch_bytes * (size_t)thread);
     double *profile = thread ? NULL : session->profile, began = profile ? seconds() : 0.0;
     for (int64_t i = 0; i < s->program->num_ops; i++) {
         const struct op *op = &s->program->ops[i];
-        int64_t count = op->kind == OP_ADVANCE ? 1 : kernels->count[op->kind](s, op);
-        int64_t claim = count / (16 * session->num_threads);
+        int64_t count = op->kind == OP_ADVANCE ? 1 : session->kernels.count[op->kind](s, op);
         struct counter *counter = &session->counters[i];
-        if (claim < 1)
-            claim = 1;
-        while (count) {
-            int64_t item = atomic_fetch_add_explicit(&counter->next, claim, memory_order_relaxed);
-            int64_t end = item + claim < count ? item + claim : count;
-            if (item >= count)
-                break;
-            if (op->kind == OP_ADVANCE)
-                advance_draft(&session->step);
-            else
-                for (int64_t j = item; j < end; j++)
-                    kernels->run[op->kind](s, op, j, scratch);
-            atomic_fetch_add_explicit(&counter->done, end - item, memory_order_release);
-        }
+        if (op->kind == OP_ADVANCE) {
+            if (claim(counter, 1, 1).first == 0) {
+                advance_draft(s);
+                atomic_fetch_add_explicit(&counter->done, 1, memory_order_release);
+            }
+        } else if (count)
+            run_op(session, op, counter, count, scratch);
         if (count)
             pool_wait(counter, count);
         if (profile) {

@@ -202,17 +202,17 @@ static void round_row(word *to, const float *x, int64_t in)
 }
 
 /* With `weight` the row's norm is rounded. */
-static void run_round(const struct step *s, const struct op *op, int64_t row, float *scratch)
+static void run_round(const struct step *s, const struct op *op, int64_t row, struct thread *thread)
 {
     const float *x = value_row(s, op->x, op->x_stride, row);
     if (op->weight) {
-        norm_row(x, scratch, op->weight, op->bias, op->in, (float)op->number, op->kind_of_norm);
-        x = scratch;
+        norm_row(x, thread->scratch, op->weight, op->bias, op->in, (float)op->number, op->kind_of_norm);
+        x = thread->scratch;
     }
     round_row((word *)target_row(s, op->y, op->y_stride, row), x, op->in);
 }
 
-INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, const uint8_t *at, const uint8_t *ahead,
+INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, const uint8_t *at, struct ahead *ahead,
                        const int groups, const int rows)
 {
 #pragma GCC unroll 4
@@ -222,12 +222,11 @@ INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, c
         for (int v = 0; v < NV; v++) {
             const int64_t place = (g * NV + v) * VW * GROUP;
             w[v] = open_group(at + place);
-            if (place % 64)
-                continue;
-            __builtin_prefetch(at + NEAR_DOT_BYTES + place);
-            if (rows > FEW_DOT_ROWS)
-                __builtin_prefetch(ahead + place, 0, 2);
+            if (place % 64 == 0)
+                __builtin_prefetch(at + NEAR_DOT_BYTES + place);
         }
+        if (rows > FEW_DOT_ROWS)
+            ask_for(ahead, PANEL * GROUP);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -237,7 +236,7 @@ INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, c
 }
 
 /* `rows` is a constant where this is inlined: the sums of a block live in registers. */
-INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, int64_t distance, int64_t in,
+INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, struct ahead ahead, int64_t in,
                         float *sums_out, const int rows)
 {
     const int64_t groups = dot_groups(in);
@@ -259,10 +258,10 @@ INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, i
             for (int v = 0; v < NV; v++)
                 products[r][v] = splat_int(starts[r * x_stride + block]);
         if (first + BLOCK_GROUPS <= groups)
-            add_groups(products, values, x_stride, at, at + distance, BLOCK_GROUPS, rows);
+            add_groups(products, values, x_stride, at, &ahead, BLOCK_GROUPS, rows);
         else
             for (int64_t g = 0; g < groups - first; g++, values += DOT_WORDS, at += GROUP * PANEL)
-                add_groups(products, values, x_stride, at, at + distance, 1, rows);
+                add_groups(products, values, x_stride, at, &ahead, 1, rows);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -276,35 +275,36 @@ INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, i
             store(sums_out + r * PANEL + v * VW, sums[r][v]);
 }
 
-#define DOT_CASE(R) case R: dot_tile_of(x, x_stride, panel, distance, in, sums, R); break;
+#define DOT_CASE(R) case R: dot_tile_of(x, x_stride, panel, ahead, in, sums, R); break;
 
-static void dot_tile(const word *x, int64_t x_stride, const uint8_t *panel, int64_t distance, int64_t in, int64_t rows,
+static void dot_tile(const word *x, int64_t x_stride, const uint8_t *panel, struct ahead ahead, int64_t in, int64_t rows,
                      float *sums)
 {
     switch (rows) { DOT_CASES(DOT_CASE) }
 }
 
-static int64_t count_dot(const struct step *s, const struct op *op)
+INLINE struct split split_dot(const struct step *s, const struct op *op)
 {
-    return num_rows(s, op) ? round_up(op->out, PANEL) / PANEL * row_blocks(s, op, DOT_ROWS) : 0;
+    return split_of(s, op, DOT_ROWS, TILES_WORTH_A_PASS, op->x_stride * (int64_t)sizeof(float),
+                    dot_groups(op->in) * GROUP * PANEL);
 }
 
-static void run_dot(const struct step *s, const struct op *op, int64_t item, float *scratch)
+static int64_t count_dot(const struct step *s, const struct op *op) { return num_items(split_dot(s, op)); }
+
+static void run_dot(const struct step *s, const struct op *op, int64_t item, struct thread *thread)
 {
-    int64_t blocks = row_blocks(s, op, DOT_ROWS), rows = num_rows(s, op);
-    int64_t panel = item / blocks, block = item % blocks;
-    int64_t row = block * rows / blocks, end = (block + 1) * rows / blocks;
-    int64_t num_tiles = (end - row + DOT_ROWS - 1) / DOT_ROWS, panel_bytes = dot_groups(op->in) * GROUP * PANEL;
-    const uint8_t *weights = (const uint8_t *)op->weight + panel * panel_bytes;
+    if (thread->is_first)
+        thread->split = split_dot(s, op);
+    const struct piece piece = piece_of(&thread->split, item);
+    int64_t rows = piece.end - piece.first, num_tiles = (rows + DOT_ROWS - 1) / DOT_ROWS;
+    const uint8_t *weights = (const uint8_t *)op->weight + piece.panel * thread->split.panel_bytes;
     float sums[DOT_ROWS * PANEL] __attribute__((aligned(64)));
-    (void)scratch;
     for (int64_t i = 0; i < num_tiles; i++) {
-        int64_t first = row + i * (end - row) / num_tiles, last = row + (i + 1) * (end - row) / num_tiles;
-        /* The first tile brings its own panel; when the last one computes, memory is free to bring the next. */
-        int64_t distance = i > 0 && i == num_tiles - 1 ? panel_bytes : FAR_DOT_BYTES;
-        dot_tile((const word *)value_row(s, op->x, op->x_stride, first), op->x_stride, weights, distance, op->in,
+        int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
+        const struct ahead ahead = ahead_of(op, thread, piece.panel, i, num_tiles, PANEL * GROUP, FAR_DOT_BYTES);
+        dot_tile((const word *)value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in,
                  last - first, sums);
         for (int64_t r = first; r < last; r++)
-            finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
+            finish_row(s, op, piece.panel * PANEL, r, sums + (r - first) * PANEL);
     }
 }

@@ -40,9 +40,9 @@ INLINE void add_products(vf sums[MAX_ROWS][NV], struct column *x, const char *at
 }
 
 /* `rows` and `type` are constants where this is inlined: the sums live in registers. Memory is asked for as the panel
- * goes by: float32 into the second-level cache from `ahead` on, and what there is time for into the first later on.
+ * goes by: what is `ahead` into the second-level cache, and the panel's own into the first where there is time for it.
  */
-INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, float *sums_out,
+INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct ahead ahead, int64_t in, float *sums_out,
                     const int rows, const int type, const int few_rows)
 {
     vf sums[MAX_ROWS][NV];
@@ -58,17 +58,15 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const c
             sums[r][v] = splat(0.0f);
     for (; k + steps <= in; k += steps) {
 #pragma GCC unroll 2
-        for (int line = 0; line < steps * step_bytes; line += 64) {
+        for (int line = 0; line < steps * step_bytes; line += 64)
             if (rows > few_rows || type != TYPE_FLOAT32)
                 __builtin_prefetch(at + NEAR_BYTES + line);
-            if (rows > few_rows ? type != TYPE_INT8 : type == TYPE_FLOAT32)
-                __builtin_prefetch(ahead + line, 0, 2);
-        }
+        if (rows > few_rows || type == TYPE_FLOAT32)
+            ask_for(&ahead, steps * step_bytes);
 #pragma GCC unroll 4
         for (int step = 0; step < steps; step++)
             add_products(sums, &column, at + step * step_bytes, rows, type);
         at += steps * step_bytes;
-        ahead += steps * step_bytes;
     }
     for (; k < in; k++, at += step_bytes)
         add_products(sums, &column, at, rows, type);
@@ -81,7 +79,7 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, const c
 
 #define TILE_CASE(R, TYPE, FEW) case R: tile_of(x, x_stride, panel, ahead, in, sums, R, TYPE, FEW); break;
 #define DEFINE_TILES(NAME, TYPE, FEW) \
-    static void NAME(const float *x, int64_t x_stride, const void *panel, const char *ahead, int64_t in, int64_t rows, \
+    static void NAME(const float *x, int64_t x_stride, const void *panel, struct ahead ahead, int64_t in, int64_t rows, \
                      float *sums) \
     { \
         switch (rows) { CASES(TILE_CASE, TYPE, FEW) } \
@@ -92,7 +90,7 @@ DEFINE_TILES(tiles_float16, TYPE_FLOAT16, FEW_ROWS)
 DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16, FEW_ROWS)
 DEFINE_TILES(tiles_int8, TYPE_INT8, FEW_ROWS)
 
-typedef void (*tiles_function)(const float *, int64_t, const void *, const char *, int64_t, int64_t, float *);
+typedef void (*tiles_function)(const float *, int64_t, const void *, struct ahead, int64_t, int64_t, float *);
 static const tiles_function tiles[] = {tiles_float32, tiles_float16, tiles_bfloat16, tiles_int8};
 
 static int is_intel(void)
@@ -119,37 +117,37 @@ static void widen_panel(float *to, const void *panel, int64_t values, int64_t ty
     }
 }
 
-static int64_t count_linear(const struct step *s, const struct op *op)
+INLINE struct split split_linear(const struct step *s, const struct op *op)
 {
-    return num_rows(s, op) ? round_up(op->out, PANEL) / PANEL * row_blocks(s, op, MAX_ROWS) : 0;
+    int64_t least_tiles = op->weight_type == TYPE_FLOAT32 ? TILES_WORTH_A_PASS : TILES_WORTH_WIDENING;
+    return split_of(s, op, MAX_ROWS, least_tiles, op->x_stride * (int64_t)sizeof(float),
+                    op->in * PANEL * (int64_t)type_size(op->weight_type));
 }
 
-static void run_linear(const struct step *s, const struct op *op, int64_t item, float *scratch)
+static int64_t count_linear(const struct step *s, const struct op *op) { return num_items(split_linear(s, op)); }
+
+static void run_linear(const struct step *s, const struct op *op, int64_t item, struct thread *thread)
 {
-    int64_t blocks = row_blocks(s, op, MAX_ROWS), rows = num_rows(s, op);
-    int64_t panel = item / blocks, block = item % blocks;
-    int64_t row = block * rows / blocks, end = (block + 1) * rows / blocks;
-    int64_t num_tiles = (end - row + MAX_ROWS - 1) / MAX_ROWS, type = op->weight_type;
-    size_t panel_values = op->in * PANEL;
-    const void *weights = (const char *)op->weight + panel * panel_values * type_size(type);
+    if (thread->is_first)
+        thread->split = split_linear(s, op);
+    const struct piece piece = piece_of(&thread->split, item);
+    int64_t rows = piece.end - piece.first, num_tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, type = op->weight_type;
+    const int64_t step_bytes = PANEL * (int64_t)type_size(type);
+    const void *weights = (const char *)op->weight + piece.panel * thread->split.panel_bytes;
     float sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
     if (num_tiles >= TILES_WORTH_WIDENING && type != TYPE_FLOAT32) {
-        widen_panel(scratch, weights, panel_values, type);
-        weights = scratch;
+        widen_panel(thread->scratch, weights, op->in * PANEL, type);
+        weights = thread->scratch;
         type = TYPE_FLOAT32;
     }
     const int of_intel = type == TYPE_FLOAT32 && is_intel(), few_rows = of_intel ? FEW_ROWS_OF_INTEL : FEW_ROWS;
     const tiles_function run = of_intel ? tiles_float32_of_intel : tiles[type];
     for (int64_t i = 0; i < num_tiles; i++) {
-        int64_t first = row + i * (end - row) / num_tiles, last = row + (i + 1) * (end - row) / num_tiles;
-        /* The first tile brings its own panel; when the last one computes, memory is free to bring the next. */
-        int brings_next = i > 0 && i == num_tiles - 1 && weights != scratch;
-        size_t distance = brings_next                 ? panel_values * type_size(type)
-                          : last - first > few_rows ? (size_t)FAR_BYTES
-                                                    : (size_t)NEAR_BYTES;
-        const char *ahead = (const char *)weights + distance;
+        int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
+        const struct ahead ahead = ahead_of(op, thread, piece.panel, i, num_tiles, step_bytes,
+                                            last - first > few_rows ? FAR_BYTES : NEAR_BYTES);
         run(value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
         for (int64_t r = first; r < last; r++)
-            finish_row(s, op, panel * PANEL, r, sums + (r - first) * PANEL);
+            finish_row(s, op, piece.panel * PANEL, r, sums + (r - first) * PANEL);
     }
 }

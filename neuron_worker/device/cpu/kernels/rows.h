@@ -12,27 +12,27 @@ INLINE void add_table_row(float *y, const void *table, int64_t type, int64_t row
     }
 }
 
-static void run_embed(const struct step *s, const struct op *op, int64_t token, float *scratch)
+static void run_embed(const struct step *s, const struct op *op, int64_t token, struct thread *thread)
 {
     float *y = target_row(s, op->y, op->y_stride, token);
-    (void)scratch;
+    (void)thread;
     add_table_row(y, op->weight, op->weight_type, s->ids[token], op->out, 0);
     if (op->second)
         add_table_row(y, op->second, op->second_type, s->positions[token], op->out, 1);
 }
 
-static void run_norm(const struct step *s, const struct op *op, int64_t row, float *scratch)
+static void run_norm(const struct step *s, const struct op *op, int64_t row, struct thread *thread)
 {
-    (void)scratch;
+    (void)thread;
     norm_row(value_row(s, op->x, op->x_stride, row), target_row(s, op->y, op->y_stride, row), op->weight, op->bias,
              op->in, (float)op->number, op->kind_of_norm);
 }
 
 /* In place: y is x. `weight` for queries, `second` for keys. */
-static void run_head_norm(const struct step *s, const struct op *op, int64_t token, float *scratch)
+static void run_head_norm(const struct step *s, const struct op *op, int64_t token, struct thread *thread)
 {
     float *qkv = target_row(s, op->y, op->y_stride, token);
-    (void)scratch;
+    (void)thread;
     for (int64_t head = 0; head < op->heads + op->kv_heads; head++)
         norm_row(qkv + head * op->head_dim, qkv + head * op->head_dim, head < op->heads ? op->weight : op->second,
                  NULL, op->head_dim, (float)op->number, NORM_RMS);
@@ -54,11 +54,11 @@ INLINE void rotate(float *head, const float *cosines, const float *sines, int64_
 }
 
 /* Rope on queries and keys where the model has it (`weight` is its table), then keys and values go to the cache. */
-static void run_place(const struct step *s, const struct op *op, int64_t token, float *scratch)
+static void run_place(const struct step *s, const struct op *op, int64_t token, struct thread *thread)
 {
     int64_t dim = op->head_dim, position = s->positions[token], lanes = s->key_lanes;
     float *qkv = target_row(s, op->y, op->y_stride, token);
-    (void)scratch;
+    (void)thread;
     if (op->weight) {
         const float *table = (const float *)op->weight + position * dim;
         for (int64_t head = 0; head < op->heads + op->kv_heads; head++)
@@ -76,38 +76,38 @@ static void run_place(const struct step *s, const struct op *op, int64_t token, 
     }
 }
 
-static void run_select(const struct step *s, const struct op *op, int64_t row, float *scratch)
+static void run_select(const struct step *s, const struct op *op, int64_t row, struct thread *thread)
 {
-    (void)scratch;
+    (void)thread;
     memcpy(target_row(s, op->y, op->y_stride, row), value_row(s, op->x, op->x_stride, s->selected[row].token),
            (size_t)op->in * sizeof(float));
 }
 
 /* Rows of one slice of the prompt positions to score. */
-static void run_gather(const struct step *s, const struct op *op, int64_t row, float *scratch)
+static void run_gather(const struct step *s, const struct op *op, int64_t row, struct thread *thread)
 {
-    (void)scratch;
+    (void)thread;
     int64_t token = s->scored[op->slice * SLICE_ROWS + row];
     memcpy(target_row(s, op->y, op->y_stride, row), value_row(s, op->x, op->x_stride, token),
            (size_t)op->in * sizeof(float));
 }
 
 /* The model's feature of a token, for a draft to come. */
-static void run_keep(const struct step *s, const struct op *op, int64_t token, float *scratch)
+static void run_keep(const struct step *s, const struct op *op, int64_t token, struct thread *thread)
 {
-    (void)scratch;
+    (void)thread;
     memcpy(feature_at(s, s->sequences[s->sequence_of[token]].blocks, s->positions[token]),
            value_row(s, op->x, op->x_stride, token), (size_t)op->in * sizeof(float));
 }
 
 /* The feature of the position before: the model's where it has computed one, zeros before the first token, and then
  * what the draft itself made of the token before. */
-static void run_recall(const struct step *s, const struct op *op, int64_t token, float *scratch)
+static void run_recall(const struct step *s, const struct op *op, int64_t token, struct thread *thread)
 {
     float *y = target_row(s, op->y, op->y_stride, token);
     const int64_t position = s->positions[token];
     const size_t size = (size_t)op->in * sizeof(float);
-    (void)scratch;
+    (void)thread;
     if (s->round)
         memcpy(y, value_row(s, op->x, op->x_stride, s->carried[token]), size);
     else if (position)
@@ -117,10 +117,10 @@ static void run_recall(const struct step *s, const struct op *op, int64_t token,
 }
 
 /* Rows of x, `in` wide, and those of `residual`, `out` wide, side by side. */
-static void run_join(const struct step *s, const struct op *op, int64_t row, float *scratch)
+static void run_join(const struct step *s, const struct op *op, int64_t row, struct thread *thread)
 {
     float *y = target_row(s, op->y, op->y_stride, row);
-    (void)scratch;
+    (void)thread;
     memcpy(y, value_row(s, op->x, op->x_stride, row), (size_t)op->in * sizeof(float));
     memcpy(y + op->in, value_row(s, op->residual, op->residual_stride, row), (size_t)op->out * sizeof(float));
 }

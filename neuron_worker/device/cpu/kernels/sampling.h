@@ -201,11 +201,11 @@ static int32_t sample_of(const float *row, int64_t vocab, float temperature, int
 }
 
 /* A draft's token of this round. `second`: the ids that its own stand for. */
-static void run_guess(const struct step *s, const struct op *op, int64_t index, float *scratch)
+static void run_guess(const struct step *s, const struct op *op, int64_t index, struct thread *thread)
 {
     const struct selected *of = &s->selected[index];
     int32_t id = greedy_of(value_row(s, op->x, op->x_stride, index), op->in);
-    (void)scratch;
+    (void)thread;
     s->draft->drafts[of->row * s->draft->num_drafts + s->round] = op->second ? ((const int32_t *)op->second)[id] : id;
 }
 
@@ -215,7 +215,7 @@ static int64_t count_sample(const struct step *s, const struct op *op)
     return s->num_selected - s->num_logit_rows;
 }
 
-static void run_sample(const struct step *s, const struct op *op, int64_t item, float *scratch)
+static void run_sample(const struct step *s, const struct op *op, int64_t item, struct thread *thread)
 {
     const struct batch *b = s->batch;
     const int64_t index = s->num_logit_rows + item, row = s->selected[index].row;
@@ -224,7 +224,7 @@ static void run_sample(const struct step *s, const struct op *op, int64_t item, 
     b->tokens[place] = b->temperature[row] <= 1e-5f
                            ? greedy_of(logits, op->in)
                            : sample_of(logits, op->in, b->temperature[row], b->top_k[row], b->top_p[row],
-                                       b->min_p[row], b->uniforms[place], scratch);
+                                       b->min_p[row], b->uniforms[place], thread->scratch);
 }
 
 struct ranked {
@@ -305,7 +305,7 @@ static void score_best(const float *row, int64_t vocab, int64_t best, double nor
     }
 }
 
-static void run_score(const struct step *s, const struct op *op, int64_t item, float *scratch)
+static void run_score(const struct step *s, const struct op *op, int64_t item, struct thread *thread)
 {
     const struct batch *b = s->batch;
     const int64_t place = s->scored_at[op->slice * SLICE_ROWS + item], best = b->top_alternatives;
@@ -318,5 +318,6 @@ static void run_score(const struct step *s, const struct op *op, int64_t item, f
     b->target_logprobs[place] = (float)((double)target - normaliser);
     b->target_ranks[place] = rank;
     if (best)
-        score_best(row, op->in, best, normaliser, b->top_ids + place * best, b->top_logprobs + place * best, scratch);
+        score_best(row, op->in, best, normaliser, b->top_ids + place * best, b->top_logprobs + place * best,
+                   thread->scratch);
 }
