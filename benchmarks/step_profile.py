@@ -29,6 +29,7 @@ from serving import INT8, serve, total
 
 from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch
 from neuronserve.neuron_worker.device.cpu.library import KINDS
+from neuronserve.neuron_worker.device.cpu.native_ops import Bound
 
 WARM, TOKENS, PROMPT = 16, 96, 32
 PREFILL = 512
@@ -85,11 +86,11 @@ class Profiler:
         watch(self.runner.packer, "pack", "worker: packing")
         watch(self.runner, "_finish", "worker: sampling and report")
         self.programs = self.device._programs
-        most = max(len(bound.ops) for program in self.programs.values() for bound in program.recordings)
-        self.operations = np.zeros(most)  # seconds, by the place in a program
-        self.by_kind: Parts = defaultdict(float)
-        self.device.run = self._counted(self.device.run)
+        most = max(len(bound.ops) for program in self.programs.values() for bound in program.bounds)
+        self.operations = np.zeros(most)  # seconds of a call, by the place in its program
+        self.by_program: dict[int, tuple[Bound, np.ndarray]] = {}  # and of all calls
         watch(self.device, "run", "device: call, around its operations")
+        self.device.run = self._counted(self.device.run)
 
     def decode(self, streams: int, seed: int) -> Parts:
         """Steps in which all streams decode, after the first ones."""
@@ -112,7 +113,7 @@ class Profiler:
         """So many steps, or all there are, which count as one."""
         engine, session = self.engine.llm.llm_engine, self.device._session
         self.stopwatch.seconds.clear()
-        self.by_kind.clear()
+        self.by_program.clear()
         session.profile(self.operations)
         done = 0
         while engine.has_unfinished_requests() if count is None else done < count:
@@ -121,19 +122,27 @@ class Profiler:
             done += 1
         session.profile(None)
         seconds = dict(self.stopwatch.seconds)
-        seconds["device: call, around its operations"] -= sum(self.by_kind.values())
-        return {name: 1e3 * value / (count or 1) for name, value in {**self.by_kind, **seconds}.items()}
+        operations = self._operations()
+        seconds["device: call, around its operations"] -= sum(operations.values())
+        return {name: 1e3 * value / (count or 1) for name, value in {**operations, **seconds}.items()}
+
+    def _operations(self) -> Parts:
+        found: Parts = defaultdict(float)
+        for bound, seconds in self.by_program.values():
+            labels = [label(KINDS[op["kind"]], int(op["in"]), int(op["out"])) for op in bound.ops]
+            for name, value in by_kind(seconds, labels).items():
+                found[name] += value
+        return found
 
     def _counted(self, run: Callable[[PackedBatch], DeviceOutput]) -> Callable[[PackedBatch], DeviceOutput]:
-        """Each call's operations by kind: which they are depends on what is asked of the step."""
+        """Which operations a call has depends on its shape and on what is asked of it."""
 
         def counted(batch: PackedBatch) -> DeviceOutput:
             self.operations[:] = 0
             output = run(batch)
-            ops = self.programs[batch.shape].latest.ops
-            labels = [label(KINDS[op["kind"]], int(op["in"]), int(op["out"])) for op in ops]
-            for name, value in by_kind(self.operations[: len(ops)], labels).items():
-                self.by_kind[name] += value
+            bound = self.programs[batch.shape].latest
+            _, sums = self.by_program.setdefault(id(bound), (bound, np.zeros(len(bound.ops))))
+            sums += self.operations[: len(sums)]
             return output
 
         return counted

@@ -98,7 +98,7 @@ class BoundProgram:
         self._lean = (
             self._full if lean is None else (lean, native_program(shape, self.num_prompts, lean, options, vocab))
         )
-        self.latest = bound  # that ran
+        self.latest = bound  # that ran last, once one has
         self._vocab = vocab
         self._session = session
         self.native_batch = Batch()
@@ -107,7 +107,7 @@ class BoundProgram:
             session.reserve(of.workspace_bytes, of.scratch_bytes, len(of.ops), shape.num_tokens, max(self.num_rows, 1))
 
     @property
-    def recordings(self) -> tuple[Bound, Bound]:
+    def bounds(self) -> tuple[Bound, Bound]:
         return self._full[0], self._lean[0]
 
     def run(self, batch: PackedBatch, results: Results) -> None:

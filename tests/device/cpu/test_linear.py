@@ -10,7 +10,7 @@ import pytest
 
 from neuronserve.neuron_worker.device.graph.quantize import quantize_rows
 
-from .harness import Array, Bench, every_set, instruction_sets
+from .harness import Array, Bench, every_set, instruction_sets, int8_sets
 
 SIZES = [(576, 96), (37, 45), (1, 1), (130, 33), (64, 257)]
 ROW_COUNTS = [1, 2, 3, 7, 12, 13, 31, 130]
@@ -133,16 +133,22 @@ def test_a_row_is_the_same_bits_whatever_stands_beside_it(
         assert np.array_equal(bits(together), bits(alone[:count])), count
 
 
-@every_set
-@pytest.mark.parametrize(("quantize", "activations"), [(False, "float32"), (True, "float32"), (True, "int8")])
+FORMS = [
+    *((isa, quantize, "float32") for isa in instruction_sets() for quantize in (False, True)),
+    *((isa, True, "int8") for isa in int8_sets()),
+]
+
+
+@pytest.mark.parametrize(("isa", "quantize", "activations"), FORMS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_more_rows_than_a_cache_holds_are_the_same_bits(
     isa: str, quantize: bool, activations: str, threads: int, bench
 ) -> None:
-    """2,500 rows of 100 are more than is kept near of second-level caches up to 3 MB: they go in blocks."""
-    w, x = numbers(70, 100, seed=1), numbers(2500, 100)
+    """Of 5,000 rows of 100 the 2 MB that are counted on keep a part alone, so they go in blocks; of panels there are
+    enough for the threads."""
+    w, x = numbers(400, 100, seed=1), numbers(5000, 100)
     one = bench(isa, activations=activations)
-    apart = [linear(one, part, w, quantize=quantize) for part in np.split(x, 20)]
+    apart = [linear(one, part, w, quantize=quantize) for part in np.split(x, 40)]
     together = linear(bench(isa, threads, activations=activations), x, w, quantize=quantize)
     assert np.array_equal(bits(together), bits(np.concatenate(apart)))
 

@@ -165,6 +165,7 @@ typedef int64_t (*op_count)(const struct step *, const struct op *);
 struct split {
     int64_t rows, panels, blocks;
     int64_t panel_bytes;
+    int is_for_threads;           /* and not for the cache */
     int is_near;                  /* a panel and the next one stay in the second-level cache beside a block's inputs */
 };
 

@@ -172,7 +172,8 @@ static struct kernels joined(const struct set *set)
     return all;
 }
 
-/* Of a core's second level; as is usual where the system does not say. */
+/* Of a core's second level, as far as the system says it and it may be believed: of cores of several kinds it names
+ * one, and of a virtual machine's what the machine was given. */
 static int64_t cache_bytes(void)
 {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
@@ -180,7 +181,7 @@ static int64_t cache_bytes(void)
 #else
     int64_t size = 0;
 #endif
-    return size > 0 ? size : 1 << 20;
+    return size <= 0 ? 1 << 20 : size > 2 << 20 ? 2 << 20 : size;
 }
 
 /* NULL: this processor lacks the instruction set `isa` ("" chooses the best), or memory is short. */
@@ -405,12 +406,17 @@ static struct span claim(struct counter *counter, int64_t count, int num_threads
     return (struct span){first, first + size < count ? first + size : count};
 }
 
-/* Products claim with the last item of a span what comes after it, so that its weights may be on their way. */
-static int claims_early(const struct op *op) { return op->kind == OP_LINEAR || op->kind == OP_DOT; }
+/* Products claim with the last item of a span what comes after it, so that its weights may be on their way; where there
+ * is an item for each thread at most, another is free for it. */
+static int claims_early(const struct op *op, int64_t count, int num_threads)
+{
+    return (op->kind == OP_LINEAR || op->kind == OP_DOT) && count > num_threads;
+}
 
 static void run_op(struct session *session, const struct op *op, struct counter *counter, int64_t count, float *scratch)
 {
     const struct kernels *kernels = &session->kernels;
+    const int is_early = claims_early(op, count, session->num_threads);
     struct thread thread = {.scratch = scratch, .next = NO_VALUE, .is_first = 1};
     struct span span = claim(counter, count, session->num_threads);
     while (span.first < count) {
@@ -418,14 +424,14 @@ static void run_op(struct session *session, const struct op *op, struct counter 
         for (int64_t item = span.first; item < span.end; item++, thread.is_first = 0) {
             thread.next = item + 1;
             if (item + 1 == span.end) {
-                if (claims_early(op))
+                if (is_early)
                     next = claim(counter, count, session->num_threads);
                 thread.next = next.first < count ? next.first : NO_VALUE;
             }
             kernels->run[op->kind](&session->step, op, item, &thread);
         }
         atomic_fetch_add_explicit(&counter->done, span.end - span.first, memory_order_release);
-        span = claims_early(op) ? next : claim(counter, count, session->num_threads);
+        span = is_early ? next : claim(counter, count, session->num_threads);
     }
 }
 

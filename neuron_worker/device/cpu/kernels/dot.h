@@ -26,7 +26,7 @@ enum { DOT_ROWS = 6 };
 enum { DOT_ROWS = 2 };
 #define DOT_CASES(F) F(1) F(2)
 #endif
-/* Bytes ahead that memory is asked for: into the first-level cache, and from FEW_DOT_ROWS up into the second. */
+/* Bytes ahead that memory is asked for: into the first-level cache, and with more than FEW_DOT_ROWS into the second. */
 enum { NEAR_DOT_BYTES = 1536, FAR_DOT_BYTES = 8192, FEW_DOT_ROWS = 4 };
 
 typedef vi vi_unaligned __attribute__((aligned(1), may_alias));
@@ -301,7 +301,8 @@ static void run_dot(const struct step *s, const struct op *op, int64_t item, str
     float sums[DOT_ROWS * PANEL] __attribute__((aligned(64)));
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
-        const struct ahead ahead = ahead_of(op, thread, piece.panel, i, num_tiles, PANEL * GROUP, FAR_DOT_BYTES);
+        const struct ahead own = {(const char *)weights + FAR_DOT_BYTES, PANEL * GROUP};
+        const struct ahead ahead = ahead_of(op, thread, i, num_tiles, PANEL * GROUP, rows / num_tiles > FEW_DOT_ROWS, own);
         dot_tile((const word *)value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in,
                  last - first, sums);
         for (int64_t r = first; r < last; r++)

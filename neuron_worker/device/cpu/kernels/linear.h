@@ -133,19 +133,20 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
     const struct piece piece = piece_of(&thread->split, item);
     int64_t rows = piece.end - piece.first, num_tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, type = op->weight_type;
     const int64_t step_bytes = PANEL * (int64_t)type_size(type);
-    const void *weights = (const char *)op->weight + piece.panel * thread->split.panel_bytes;
+    const char *weights = (const char *)op->weight + piece.panel * thread->split.panel_bytes;
     float sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
     if (num_tiles >= TILES_WORTH_WIDENING && type != TYPE_FLOAT32) {
         widen_panel(thread->scratch, weights, op->in * PANEL, type);
-        weights = thread->scratch;
+        weights = (const char *)thread->scratch;
         type = TYPE_FLOAT32;
     }
     const int of_intel = type == TYPE_FLOAT32 && is_intel(), few_rows = of_intel ? FEW_ROWS_OF_INTEL : FEW_ROWS;
     const tiles_function run = of_intel ? tiles_float32_of_intel : tiles[type];
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
-        const struct ahead ahead = ahead_of(op, thread, piece.panel, i, num_tiles, step_bytes,
-                                            last - first > few_rows ? FAR_BYTES : NEAR_BYTES);
+        const struct ahead own = {weights + (last - first > few_rows ? FAR_BYTES : NEAR_BYTES),
+                                  PANEL * (int64_t)type_size(type)};
+        const struct ahead ahead = ahead_of(op, thread, i, num_tiles, step_bytes, rows / num_tiles > few_rows, own);
         run(value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
         for (int64_t r = first; r < last; r++)
             finish_row(s, op, piece.panel * PANEL, r, sums + (r - first) * PANEL);

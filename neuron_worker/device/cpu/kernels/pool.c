@@ -3,8 +3,8 @@
  * Before they sleep they stay awake for a moment, giving way to whoever wants to run: a core that fell asleep needs
  * 70 us to wake, and what a step has answered is wanted on it at once.
  *
- * Work is claimed from counters, so a thread that the system holds up never holds up the others unless it owns an
- * item: it finds the counters used up and moves on. A step may therefore end while such a latecomer is still on its
+ * Work is claimed from counters, so a thread that the system holds up never holds up the others unless it owns
+ * items: it finds the counters used up and moves on. A step may therefore end while such a latecomer is still on its
  * way through; the next step waits for it before counters are reset.
  */
 #define _GNU_SOURCE

@@ -56,36 +56,42 @@ enum { TILES_WORTH_A_PASS = 4 };
 
 INLINE int64_t num_panels(const struct op *op) { return round_up(op->out, PANEL) / PANEL; }
 
-/* Rows are cut for more threads where there are few panels for them, and for the cache where blocks of `least_tiles`
- * fit, which are high enough to be worth another pass over the weights. The shares of the cache are measured. */
+/* Rows are cut for more threads where there are few panels for them, else for the cache where blocks of `least_tiles` fit,
+ * which are high enough to be worth another pass over the weights. The shares of the cache are measured. Fewer rows
+ * must not make more items: `advance_draft`. */
 INLINE struct split split_of(const struct step *s, const struct op *op, int64_t tile_rows, int64_t least_tiles,
                              int64_t row_bytes, int64_t panel_bytes)
 {
     struct split split = {.rows = num_rows(s, op), .panels = num_panels(op), .panel_bytes = panel_bytes};
     int64_t most = (s->cache_bytes * 3 / 10 - 2 * panel_bytes) / row_bytes, least = least_tiles * tile_rows;
     int64_t blocks = (4 * s->num_threads + split.panels - 1) / split.panels;
-    if (most >= least)
-        blocks = larger(blocks, smaller((split.rows + most - 1) / most, split.rows / least));
-    split.blocks = larger(smaller(blocks, split.rows / tile_rows), 1);
+    split.is_for_threads = blocks > 1;
+    if (split.is_for_threads)
+        blocks = smaller(blocks, split.rows / tile_rows);
+    else if (most >= least)
+        blocks = smaller((split.rows + most - 1) / most, split.rows / least);
+    split.blocks = larger(blocks, 1);
     split.is_near = 2 * panel_bytes + split.rows / split.blocks * row_bytes <= s->cache_bytes * 5 / 8;
     return split;
 }
 
 INLINE int64_t num_items(struct split split) { return split.rows ? split.panels * split.blocks : 0; }
 
-/* What an item computes: rows `first` to `end` of one panel. A block of rows goes through all panels before the next one
- * does, for its inputs stay in the second-level cache then. */
+/* What an item computes: rows `first` to `end` of one panel. */
 struct piece {
     int64_t panel, first, end;
 };
 
+/* Threads share a panel while it is near. For the cache a block of rows goes through all panels before the next one does:
+ * its inputs stay there. */
 INLINE struct piece piece_of(const struct split *split, int64_t item)
 {
     if (split->blocks == 1)       /* without divisions: a panel of one row takes but a few thousand cycles */
         return (struct piece){item, 0, split->rows};
-    int64_t block = item / split->panels;
-    return (struct piece){item - block * split->panels, block * split->rows / split->blocks,
-                          (block + 1) * split->rows / split->blocks};
+    int64_t run = split->is_for_threads ? split->blocks : split->panels, quotient = item / run;
+    int64_t panel = split->is_for_threads ? quotient : item - quotient * run;
+    int64_t block = split->is_for_threads ? item - quotient * run : quotient;
+    return (struct piece){panel, block * split->rows / split->blocks, (block + 1) * split->rows / split->blocks};
 }
 
 /* What a tile asks memory for while it computes: `pace` bytes with each of its steps. */
@@ -94,17 +100,17 @@ struct ahead {
     int64_t pace;
 };
 
-/* The first tile of a thread's first panel brings that panel itself, from `distance` on. All others share in bringing
- * the panel of the thread's next item; where that would be gone again before it is used, the last one does. */
-INLINE struct ahead ahead_of(const struct op *op, const struct thread *thread, int64_t panel, int64_t tile,
-                             int64_t num_tiles, int64_t step_bytes, int64_t distance)
+/* A thread's first tile asks for more of its panel, `own`; so do all where no item is known to follow. The others share
+ * in bringing the panel of the thread's next item, of `step_bytes`; where it would be gone again before it is used, or
+ * some have too few rows to ask, the last one does, which has the most. */
+INLINE struct ahead ahead_of(const struct op *op, const struct thread *thread, int64_t tile, int64_t num_tiles,
+                             int64_t step_bytes, int is_shared, struct ahead own)
 {
     const struct split *split = &thread->split;
-    const char *weights = op->weight;
-    int64_t first = split->is_near ? thread->is_first : larger(num_tiles - 1, 1), sharers = num_tiles - first;
+    int64_t first = split->is_near && is_shared ? thread->is_first : larger(num_tiles - 1, 1), sharers = num_tiles - first;
     if (tile < first || thread->next == NO_VALUE)
-        return (struct ahead){weights + panel * split->panel_bytes + distance, step_bytes};
-    const char *next = weights + piece_of(split, thread->next).panel * split->panel_bytes;
+        return own;
+    const char *next = (const char *)op->weight + piece_of(split, thread->next).panel * split->panel_bytes;
     return (struct ahead){next + (tile - first) * split->panel_bytes / sharers, (step_bytes + sharers - 1) / sharers};
 }
 
