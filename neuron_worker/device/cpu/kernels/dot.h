@@ -283,6 +283,7 @@ static void dot_tile(const word *x, int64_t x_stride, const uint8_t *panel, stru
     switch (rows) { DOT_CASES(DOT_CASE) }
 }
 
+/* A row counts with all its room, of which some sets use half: their blocks could be higher. */
 INLINE struct split split_dot(const struct step *s, const struct op *op)
 {
     return split_of(s, op, DOT_ROWS, TILES_WORTH_A_PASS, op->x_stride * (int64_t)sizeof(float),
