@@ -222,14 +222,18 @@ static float soften(const struct attention *a, int64_t row)
         largest = lanes[i] > largest ? lanes[i] : largest;
     for (key = a->base_key; key < from; key += VW)
         store(scores + key, splat(0.0f));
-    for (; key < round_up(end, LANES); key += LANES)
+    for (; key < round_up(end, LANES); key += LANES) {
+        const int is_part = key < first || key + LANES > end; /* some of these keys the row must not see */
         for (int v = 0; v < LV; v++) {
-            vi at = lane + (int32_t)(key + v * VW);
             vf p = exp_(load(scores + key + v * VW) - splat(largest));
-            p = choose((at >= (int32_t)first) & (at < (int32_t)end), p, splat(0.0f));
+            if (is_part) {
+                vi at = lane + (int32_t)(key + v * VW);
+                p = choose((at >= (int32_t)first) & (at < (int32_t)end), p, splat(0.0f));
+            }
             sums[v] += p;
             store(scores + key + v * VW, p);
         }
+    }
     for (; key < to; key += VW)
         store(scores + key, splat(0.0f));
     return fold(sums);

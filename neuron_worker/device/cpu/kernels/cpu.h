@@ -125,6 +125,8 @@ struct step {
 };
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Floats of one layer's keys (or values). */
 static inline int64_t layer_floats(const struct step *s)

@@ -397,13 +397,18 @@ struct span {
     int64_t first, end;
 };
 
-static struct span claim(struct counter *counter, int64_t count, int num_threads)
+/* A prompt's tokens write lines of the cache's keys together, `key_lanes` of them: with spans of as many, where there are
+ * enough, threads seldom want the same line. */
+static int64_t span_size(const struct session *session, const struct op *op, int64_t count)
 {
-    int64_t size = count / (16 * num_threads);
-    if (size < 1)
-        size = 1;
+    const int64_t size = larger(count / (16 * session->num_threads), 1), lanes = session->step.key_lanes;
+    return op->kind == OP_PLACE && count >= 4 * lanes * session->num_threads ? round_up(size, lanes) : size;
+}
+
+static struct span claim(struct counter *counter, int64_t count, int64_t size)
+{
     int64_t first = atomic_fetch_add_explicit(&counter->next, size, memory_order_relaxed);
-    return (struct span){first, first + size < count ? first + size : count};
+    return (struct span){first, smaller(first + size, count)};
 }
 
 /* Products claim with the last item of a span what comes after it, so that its weights may be on their way; where there
@@ -418,20 +423,21 @@ static void run_op(struct session *session, const struct op *op, struct counter 
     const struct kernels *kernels = &session->kernels;
     const int is_early = claims_early(op, count, session->num_threads);
     struct thread thread = {.scratch = scratch, .next = NO_VALUE, .is_first = 1};
-    struct span span = claim(counter, count, session->num_threads);
+    const int64_t size = span_size(session, op, count);
+    struct span span = claim(counter, count, size);
     while (span.first < count) {
         struct span next = {count, count};
         for (int64_t item = span.first; item < span.end; item++, thread.is_first = 0) {
             thread.next = item + 1;
             if (item + 1 == span.end) {
                 if (is_early)
-                    next = claim(counter, count, session->num_threads);
+                    next = claim(counter, count, size);
                 thread.next = next.first < count ? next.first : NO_VALUE;
             }
             kernels->run[op->kind](&session->step, op, item, &thread);
         }
         atomic_fetch_add_explicit(&counter->done, span.end - span.first, memory_order_release);
-        span = is_early ? next : claim(counter, count, session->num_threads);
+        span = is_early ? next : claim(counter, count, size);
     }
 }
 

@@ -18,13 +18,13 @@ enum { ROOM_WORDS = 2 };          /* for four inputs of a rounded row, whatever 
 /* The largest number of rows that still leaves the registers to the sums of a block; measured. */
 #if defined(__AVX512F__)
 enum { DOT_ROWS = 8 };
-#define DOT_CASES(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8)
+#define DOT_CASES(F, LINES) F(1, LINES) F(2, LINES) F(3, LINES) F(4, LINES) F(5, LINES) F(6, LINES) F(7, LINES) F(8, LINES)
 #elif defined(__AVX2__) || defined(__aarch64__)
 enum { DOT_ROWS = 6 };
-#define DOT_CASES(F) F(1) F(2) F(3) F(4) F(5) F(6)
+#define DOT_CASES(F, LINES) F(1, LINES) F(2, LINES) F(3, LINES) F(4, LINES) F(5, LINES) F(6, LINES)
 #else
 enum { DOT_ROWS = 2 };
-#define DOT_CASES(F) F(1) F(2)
+#define DOT_CASES(F, LINES) F(1, LINES) F(2, LINES)
 #endif
 /* Bytes ahead that memory is asked for: into the first-level cache, and with more than FEW_DOT_ROWS into the second. */
 enum { NEAR_DOT_BYTES = 1536, FAR_DOT_BYTES = 8192, FEW_DOT_ROWS = 4 };
@@ -213,7 +213,7 @@ static void run_round(const struct step *s, const struct op *op, int64_t row, st
 }
 
 INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, const uint8_t *at, struct ahead *ahead,
-                       const int groups, const int rows)
+                       const int groups, const int rows, const int lines)
 {
 #pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
@@ -226,7 +226,7 @@ INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, c
                 __builtin_prefetch(at + NEAR_DOT_BYTES + place);
         }
         if (rows > FEW_DOT_ROWS)
-            ask_for(ahead, PANEL * GROUP);
+            ask_for(ahead, lines);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -237,7 +237,7 @@ INLINE void add_groups(vi sums[DOT_ROWS][NV], const word *x, int64_t x_stride, c
 
 /* `rows` is a constant where this is inlined: the sums of a block live in registers. */
 INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, struct ahead ahead, int64_t in,
-                        float *sums_out, const int rows)
+                        float *sums_out, const int rows, const int lines)
 {
     const int64_t groups = dot_groups(in);
     const float *scales = (const float *)(x + scales_at(in));
@@ -258,10 +258,10 @@ INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, s
             for (int v = 0; v < NV; v++)
                 products[r][v] = splat_int(starts[r * x_stride + block]);
         if (first + BLOCK_GROUPS <= groups)
-            add_groups(products, values, x_stride, at, &ahead, BLOCK_GROUPS, rows);
+            add_groups(products, values, x_stride, at, &ahead, BLOCK_GROUPS, rows, lines);
         else
             for (int64_t g = 0; g < groups - first; g++, values += DOT_WORDS, at += GROUP * PANEL)
-                add_groups(products, values, x_stride, at, &ahead, 1, rows);
+                add_groups(products, values, x_stride, at, &ahead, 1, rows, lines);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -275,18 +275,21 @@ INLINE void dot_tile_of(const word *x, int64_t x_stride, const uint8_t *panel, s
             store(sums_out + r * PANEL + v * VW, sums[r][v]);
 }
 
-#define DOT_CASE(R) case R: dot_tile_of(x, x_stride, panel, ahead, in, sums, R); break;
+#define DOT_CASE(R, LINES) case R: dot_tile_of(x, x_stride, panel, ahead, in, sums, R, LINES); break;
 
 static void dot_tile(const word *x, int64_t x_stride, const uint8_t *panel, struct ahead ahead, int64_t in, int64_t rows,
                      float *sums)
 {
-    switch (rows) { DOT_CASES(DOT_CASE) }
+    if (PANEL * GROUP > 64 && lines_of(ahead) > 1)
+        switch (rows) { DOT_CASES(DOT_CASE, 2) }
+    else
+        switch (rows) { DOT_CASES(DOT_CASE, 1) }
 }
 
-/* A row counts with all its room, of which some sets use half: their blocks could be higher. */
 INLINE struct split split_dot(const struct step *s, const struct op *op)
 {
-    return split_of(s, op, DOT_ROWS, TILES_WORTH_A_PASS, op->x_stride * (int64_t)sizeof(float),
+    const int64_t row_words = DOT_WORDS * dot_groups(op->in) + 2 * dot_blocks(op->in);
+    return split_of(s, op, DOT_ROWS, TILES_WORTH_A_PASS, row_words * (int64_t)sizeof(word),
                     dot_groups(op->in) * GROUP * PANEL);
 }
 
@@ -304,9 +307,9 @@ static void run_dot(const struct step *s, const struct op *op, int64_t item, str
         int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
         const struct ahead own = {(const char *)weights + FAR_DOT_BYTES, PANEL * GROUP};
         const struct ahead ahead = ahead_of(op, thread, i, num_tiles, PANEL * GROUP, rows / num_tiles > FEW_DOT_ROWS, own);
+        ask_for_targets(s, op, piece.panel * PANEL, first, last);
         dot_tile((const word *)value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in,
                  last - first, sums);
-        for (int64_t r = first; r < last; r++)
-            finish_row(s, op, piece.panel * PANEL, r, sums + (r - first) * PANEL);
+        finish_rows(s, op, piece.panel * PANEL, first, last, sums);
     }
 }

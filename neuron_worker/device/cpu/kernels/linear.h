@@ -43,7 +43,7 @@ INLINE void add_products(vf sums[MAX_ROWS][NV], struct column *x, const char *at
  * goes by: what is `ahead` into the second-level cache, and the panel's own into the first where there is time for it.
  */
 INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct ahead ahead, int64_t in, float *sums_out,
-                    const int rows, const int type, const int few_rows)
+                    const int rows, const int type, const int few_rows, const int lines)
 {
     vf sums[MAX_ROWS][NV];
     const int step_bytes = PANEL * (int)type_size(type);
@@ -62,7 +62,7 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct 
             if (rows > few_rows || type != TYPE_FLOAT32)
                 __builtin_prefetch(at + NEAR_BYTES + line);
         if (rows > few_rows || type == TYPE_FLOAT32)
-            ask_for(&ahead, steps * step_bytes);
+            ask_for(&ahead, lines);
 #pragma GCC unroll 4
         for (int step = 0; step < steps; step++)
             add_products(sums, &column, at + step * step_bytes, rows, type);
@@ -77,21 +77,24 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct 
             store(sums_out + r * PANEL + v * VW, sums[r][v]);
 }
 
-#define TILE_CASE(R, TYPE, FEW) case R: tile_of(x, x_stride, panel, ahead, in, sums, R, TYPE, FEW); break;
-#define DEFINE_TILES(NAME, TYPE, FEW) \
+#define TILE_CASE(R, TYPE, FEW, LINES) case R: tile_of(x, x_stride, panel, ahead, in, sums, R, TYPE, FEW, LINES); break;
+#define DEFINE_TILES(NAME, TYPE, FEW, LINES) \
     static void NAME(const float *x, int64_t x_stride, const void *panel, struct ahead ahead, int64_t in, int64_t rows, \
                      float *sums) \
     { \
-        switch (rows) { CASES(TILE_CASE, TYPE, FEW) } \
+        switch (rows) { CASES(TILE_CASE, TYPE, FEW, LINES) } \
     }
-DEFINE_TILES(tiles_float32, TYPE_FLOAT32, FEW_ROWS)
-DEFINE_TILES(tiles_float32_of_intel, TYPE_FLOAT32, FEW_ROWS_OF_INTEL)
-DEFINE_TILES(tiles_float16, TYPE_FLOAT16, FEW_ROWS)
-DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16, FEW_ROWS)
-DEFINE_TILES(tiles_int8, TYPE_INT8, FEW_ROWS)
+DEFINE_TILES(tiles_float16, TYPE_FLOAT16, FEW_ROWS, 1)
+DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16, FEW_ROWS, 1)
+DEFINE_TILES(tiles_int8, TYPE_INT8, FEW_ROWS, 1)
+DEFINE_TILES(tiles_float32, TYPE_FLOAT32, FEW_ROWS, 1)
+#if defined(__AVX512F__)
+DEFINE_TILES(tiles_float32_by_two_lines, TYPE_FLOAT32, FEW_ROWS, 2)
+DEFINE_TILES(tiles_float32_of_intel, TYPE_FLOAT32, FEW_ROWS_OF_INTEL, 1)
+DEFINE_TILES(tiles_float32_of_intel_by_two_lines, TYPE_FLOAT32, FEW_ROWS_OF_INTEL, 2)
+#endif
 
 typedef void (*tiles_function)(const float *, int64_t, const void *, struct ahead, int64_t, int64_t, float *);
-static const tiles_function tiles[] = {tiles_float32, tiles_float16, tiles_bfloat16, tiles_int8};
 
 static int is_intel(void)
 {
@@ -99,6 +102,23 @@ static int is_intel(void)
     return __builtin_cpu_is("intel") != 0;
 #else
     return 0;
+#endif
+}
+
+static tiles_function tiles_of(int64_t type, int of_intel, int lines)
+{
+    switch (type) {
+    case TYPE_FLOAT16: return tiles_float16;
+    case TYPE_BFLOAT16: return tiles_bfloat16;
+    case TYPE_INT8: return tiles_int8;
+    }
+#if defined(__AVX512F__)
+    if (of_intel)
+        return lines > 1 ? tiles_float32_of_intel_by_two_lines : tiles_float32_of_intel;
+    return lines > 1 ? tiles_float32_by_two_lines : tiles_float32;
+#else
+    (void)of_intel, (void)lines; /* a step is a line at most, and few rows are as many by any maker */
+    return tiles_float32;
 #endif
 }
 
@@ -141,14 +161,14 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
         type = TYPE_FLOAT32;
     }
     const int of_intel = type == TYPE_FLOAT32 && is_intel(), few_rows = of_intel ? FEW_ROWS_OF_INTEL : FEW_ROWS;
-    const tiles_function run = of_intel ? tiles_float32_of_intel : tiles[type];
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
         const struct ahead own = {weights + (last - first > few_rows ? FAR_BYTES : NEAR_BYTES),
                                   PANEL * (int64_t)type_size(type)};
         const struct ahead ahead = ahead_of(op, thread, i, num_tiles, step_bytes, rows / num_tiles > few_rows, own);
+        const tiles_function run = tiles_of(type, of_intel, lines_of(ahead));
+        ask_for_targets(s, op, piece.panel * PANEL, first, last);
         run(value_row(s, op->x, op->x_stride, first), op->x_stride, weights, ahead, op->in, last - first, sums);
-        for (int64_t r = first; r < last; r++)
-            finish_row(s, op, piece.panel * PANEL, r, sums + (r - first) * PANEL);
+        finish_rows(s, op, piece.panel * PANEL, first, last, sums);
     }
 }

@@ -71,8 +71,33 @@ INLINE vf fma_(vf a, vf b, vf c)
 }
 
 INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-INLINE vf max_(vf a, vf b) { return choose(a > b, a, b); }
-INLINE vf min_(vf a, vf b) { return choose(a < b, a, b); }
+
+/* Both give `b` where neither is more, as x86's instructions do. */
+INLINE vf max_(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
+INLINE vf min_(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return choose(a < b, a, b);
+#endif
+}
 
 /* e^x to about 1 unit in the last place; 0 below -87, large above 88. */
 INLINE vf exp_(vf x)
@@ -92,7 +117,7 @@ INLINE vf exp_(vf x)
     p = fma_(p, r, splat(5.0000001201e-1f));
     p = fma_(p, r * r, r) + splat(1.0f);
     vi power = (vi)(((vu)rounded - (vu)magic + 127u) << 23);
-    return choose(vanished, splat(0.0f), p * (vf)power);
+    return (vf)(~vanished & (vi)(p * (vf)power));
 }
 
 /* Sums of 16 lanes, folded in halves. */
@@ -192,37 +217,43 @@ INLINE float *target_row(const struct step *s, int64_t offset, int64_t stride, i
     return (float *)(s->workspace + offset) + row * stride;
 }
 
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* One value of each row of a tile, and the next ones. Pointers to every third row alone, for an address reaches two rows
- * on: a pointer for each would need more registers than there are.
+/* One value of each row of a tile, and the next ones. An address of x86 reaches 1, 2, 4 or 8 times what a register holds:
+ * with the odd multiples of the stride, in bytes, one pointer serves all rows and one addition moves it on.
  */
-enum { POINTERS = (MAX_ROWS + 2) / 3 };
+enum { ODDS = MAX_ROWS / 2 };
 struct column {
-    const float *third[POINTERS];
-    int64_t stride;
+    const char *at;
+    int64_t odd[ODDS];
 };
 
 INLINE struct column column_of(const float *first, int64_t stride, const int rows)
 {
-    struct column column = {.stride = stride};
-#pragma GCC unroll 4
-    for (int i = 0; i < (rows + 2) / 3; i++)
-        column.third[i] = first + 3 * i * stride;
+    struct column column = {.at = (const char *)first};
+#pragma GCC unroll 8
+    for (int i = 0; i < rows / 2; i++)
+        column.odd[i] = (2 * i + 1) * stride * (int64_t)sizeof(float);
     return column;
 }
 
-INLINE float in_row(const struct column *column, int row) { return column->third[row / 3][row % 3 * column->stride]; }
+INLINE float in_row(const struct column *column, const int row)
+{
+    const int twos = row ? __builtin_ctz(row) : 0;
+    return *(const float *)(column->at + (row ? column->odd[row >> (twos + 1)] << twos : 0));
+}
 
 INLINE void next_column(struct column *column, const int rows)
 {
-#pragma GCC unroll 4
-    for (int i = 0; i < (rows + 2) / 3; i++) {
-        column->third[i]++;
-        /* Hides where it came from, or the compiler would keep a pointer for each row after all. */
-        __asm__("" : "+r"(column->third[i]));
-    }
+    column->at += sizeof(float);
+    /* Hides where they came from, or the compiler would keep a register for each row after all; others than x86 have
+     * enough. */
+    __asm__("" : "+r"(column->at));
+#if defined(__x86_64__)
+#pragma GCC unroll 8
+    for (int i = 0; i < rows / 2; i++)
+        __asm__("" : "+r"(column->odd[i]));
+#else
+    (void)rows;
+#endif
 }
 
 /* Rows an operation works on in this step. */
