@@ -9,8 +9,9 @@ written at every report of the training, so a head can be tried while it is trai
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -120,6 +121,11 @@ def run(asked: Asked, say: Say) -> Report:
     held_out_rows = rows_of(held_out, everything)
     if not learnt_rows or not held_out_rows:
         raise ConfigError(f"--data gave {len(learnt)} usable answers; at least two are needed, so give more rows")
+    beginnings = {
+        "--data or --texts": _digest(row.tokens.tobytes() for row in learnt_rows),
+        "--draft-vocab": _digest([everything.numpy().tobytes()]),
+        "--start": _digest([] if known is None else [w.detach().numpy().tobytes() for w in known[0].parameters()]),
+    }
     torch.manual_seed(asked.recipe.seed)
     head = (EagleHead(target.sizes) if known is None else known[0]).to(device)
     if known is None:
@@ -128,9 +134,18 @@ def run(asked: Asked, say: Say) -> Report:
     def keep() -> None:
         checkpoint.save(asked.out, head, target.sizes, kept)
 
-    report = train(head, frozen, learnt_rows, held_out_rows, asked.recipe, _work(asked) / "state.pt", say, keep)
+    state_file = _work(asked) / "state.pt"
+    report = train(head, frozen, learnt_rows, held_out_rows, asked.recipe, state_file, say, keep, beginnings)
+    keep()  # a run that was complete before reports nothing more, and --out may be another
     say(f"the head is in {asked.out}")
     return report
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def _work(asked: Asked) -> Path:
@@ -199,6 +214,7 @@ def _corpus(asked: Asked, target: Target, device: Callable[[], DeviceWriter], sa
 
     answers = collect(
         _work(asked),
+        str(Path(asked.target).resolve()),
         prompts.ask(rows, asked.recipe.seed, asked.cuts),
         chat,
         device if asked.answers_by == "device" else by_transformers,

@@ -57,6 +57,7 @@ class Chat:
 
 def collect(
     folder: Path,
+    target: str,
     prompts: Sequence[Prompt],
     chat: Chat,
     make_writer: Callable[[], Writer],
@@ -71,7 +72,8 @@ def collect(
     of them; and answers to their follow-ups."""
     writer = cache(make_writer)  # brought up only where something is missing
     folder.mkdir(parents=True, exist_ok=True)
-    _check_made_with(folder / "made_with.json", {"--imagine": num_imagined, "--answer-tokens": num_tokens})
+    made_with: dict[str, str | int] = {"--target": target, "--imagine": num_imagined, "--answer-tokens": num_tokens}
+    _check_made_with(folder / "made_with.json", made_with)
     asked = _mixed(list(prompts[:num_prompts]), _imagine(folder / "imagined.jsonl", chat, writer, num_imagined, say))
     asked, ids = _fitting(asked, chat, say)
     asked, ids = asked[:num_answers], ids[:num_answers]
@@ -114,11 +116,11 @@ def _pieces(row: Row, chat: Chat) -> Iterator[Answer]:
             yield Answer(GIVEN, piece[:context], piece[context:])
 
 
-def _check_made_with(path: Path, asked: dict[str, int]) -> None:
+def _check_made_with(path: Path, asked: dict[str, str | int]) -> None:
     """What is in the folder is not made again, so it must be what is asked for."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else asked
     for key, value in asked.items():
-        if known[key] != value:
+        if known.get(key, value) != value:
             raise ConfigError(
                 f"{key} {value}: the answers in {path.parent} were made with {known[key]}; give that, or another --work"
             )
@@ -128,7 +130,9 @@ def _check_made_with(path: Path, asked: dict[str, int]) -> None:
 def _imagine(path: Path, chat: Chat, writer: Callable[[], Writer], count: int, say: Say) -> list[Prompt]:
     if count and not path.exists():
         written = writer().write([chat.opening()] * count, _IMAGINED_TOKENS, 1.0)
-        path.write_text("".join(json.dumps(chat.text(its.tokens)) + "\n" for its in written), encoding="utf-8")
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text("".join(json.dumps(chat.text(its.tokens)) + "\n" for its in written), encoding="utf-8")
+        unfinished.replace(path)
         say(f"imagined {count} user turns")
     lines = path.read_text(encoding="utf-8").split("\n") if count else []
     turns = dict.fromkeys(json.loads(line) for line in lines if line)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -106,13 +107,15 @@ def train(
     state_file: Path,
     say: Say,
     after_report: Callable[[], None] = lambda: None,
+    beginnings: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-    """Trains `head` in place, on its device."""
+    """Trains `head` in place, on its device. `beginnings`: what else a state must have been made of to be gone on with,
+    by what the user knows it as."""
     device = frozen.lm_head.device
     in_bfloat16 = multiplies_bfloat16(device)
     optimizers = Optimizers(head, recipe)
     num_steps = sum(1 for _ in _all_batches(rows, recipe))
-    report = _resume(state_file, head, optimizers, recipe, say)
+    report = _resume(state_file, head, optimizers, recipe, beginnings, say)
     done, before = (report.step, report.seconds) if report else (0, 0.0)
     started, losses = time.monotonic(), list[float]()
     for step, chosen in enumerate(_all_batches(rows, recipe)):
@@ -132,7 +135,7 @@ def train(
             report = Report(step + 1, num_steps, sum(losses) / len(losses), found, seconds)
             say(str(report))
             losses.clear()
-            _save(state_file, head, optimizers, recipe, report)
+            _save(state_file, head, optimizers, recipe, beginnings, report)
             after_report()
     assert report is not None
     return report
@@ -148,14 +151,23 @@ def _all_batches(rows: Sequence[Row], recipe: Recipe) -> Iterator[list[Row]]:
         yield from dealt(rows, recipe.batch_tokens, recipe.seed, epoch)
 
 
-def _save(path: Path, head: nn.Module, optimizers: Optimizers, recipe: Recipe, report: Report) -> None:
+def _save(
+    path: Path,
+    head: nn.Module,
+    optimizers: Optimizers,
+    recipe: Recipe,
+    beginnings: Mapping[str, str],
+    report: Report,
+) -> None:
     unfinished = path.with_suffix(".part")
-    state = {"head": head.state_dict(), "optimizers": optimizers.state()}
+    state = {"head": head.state_dict(), "optimizers": optimizers.state(), "beginnings": dict(beginnings)}
     torch.save({**state, "recipe": asdict(recipe), "report": json.dumps(asdict(report))}, unfinished)
     unfinished.replace(path)
 
 
-def _resume(path: Path, head: nn.Module, optimizers: Optimizers, recipe: Recipe, say: Say) -> Report | None:
+def _resume(
+    path: Path, head: nn.Module, optimizers: Optimizers, recipe: Recipe, beginnings: Mapping[str, str], say: Say
+) -> Report | None:
     """The report of the state in `path`, whose weights are now those of `head`."""
     if not path.exists():
         return None
@@ -163,9 +175,11 @@ def _resume(path: Path, head: nn.Module, optimizers: Optimizers, recipe: Recipe,
     differs = [
         key for key, value in asdict(recipe).items() if key not in _MAY_CHANGE and state["recipe"].get(key) != value
     ]
+    differs += [what for what, digest in beginnings.items() if state.get("beginnings", {}).get(what) != digest]
     if differs:
         raise ConfigError(
-            f"{path} was trained with another {', '.join(differs)}; give the same, or remove it to start over"
+            f"{path} was trained with another {', '.join(differs)}; give the same, or remove it to start over "
+            "(--start goes on from a head)"
         )
     head.load_state_dict(state["head"])
     optimizers.resume(state["optimizers"])

@@ -187,6 +187,34 @@ def test_a_state_of_another_recipe_is_not_gone_on_with(words: list[str]) -> None
         trained([*words, "--learning-rate", "0.5"])
 
 
+def test_a_complete_run_given_again_writes_the_head_where_it_is_wanted_now(words: list[str], tmp_path: Path) -> None:
+    trained(words)
+    trained([*words, "--out", str(tmp_path / "elsewhere")])
+    first, again = (load_file(tmp_path / place / "model.safetensors") for place in ("head", "elsewhere"))
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [("--texts", "5", "--data or --texts"), ("--draft-vocab", "64", "--draft-vocab"), ("--start", "head", "--start")],
+)
+def test_a_state_of_other_beginnings_is_not_gone_on_with(
+    words: list[str], tmp_path: Path, key: str, value: str, what: str
+) -> None:
+    trained(words)
+    if key == "--start":
+        value = str(tmp_path / value)
+    with pytest.raises(ConfigError, match=rf"state\.pt was trained with another {what}; give the same, or remove"):
+        trained([*words, key, value])
+
+
+def test_answers_of_another_model_are_not_taken(words: list[str], target: Path, tmp_path: Path) -> None:
+    trained(words)
+    other = shutil.copytree(target, tmp_path / "another place" / target.name)
+    with pytest.raises(ConfigError, match=rf"^--target {other}: the answers in .* were made with {target}; give that"):
+        trained([*words, "--target", str(other)])
+
+
 def test_answers_to_other_prompts_are_not_taken(words: list[str]) -> None:
     trained(words)
     with pytest.raises(ConfigError, match=r"answers\.jsonl answers other prompts; give the --data and --seed"):
