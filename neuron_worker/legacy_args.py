@@ -31,13 +31,6 @@ from .resolve import backend_name, spell_dtype
 DRAIN_SECONDS = 90
 """How long a server that is told to stop lets running requests finish; vLLM's own default aborts them."""
 
-SPECULATION = {
-    "speculative_model": "model",
-    "num_speculative_tokens": "num_speculative_tokens",
-    "speculative_max_model_len": "max_model_len",
-}
-"""Classic keyword -> key of vLLM's speculative_config."""
-
 ASKED = ("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
 """vLLM fills these in when they are absent; ours to know is whether the user did."""
 
@@ -54,12 +47,11 @@ def translate(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> dict[s
     given = _options(kept)
     kept["additional_config"] = merged(kept.get("additional_config") or {}, given)
     kept.pop("use_v2_block_manager", None)
-    speculative = {new: value for old, new in SPECULATION.items() if (value := kept.pop(old, None)) is not None}
-    if speculative:
-        kept["speculative_config"] = {**speculative, **(kept.get("speculative_config") or {})}
-    if kept.get("speculative_config") or any(kept.get(key) is not None for key in speculation.STOCK):
-        kept["speculative_config"] = speculation.spelled_out(kept)
+    if kept.get("speculative_config") or any(kept.get(name) is not None for name in speculation.FLAGS):
+        kept["speculative_config"] = speculation.spelled_out({**kept, "speculative_config": _drafts(kept)})
         kept.update(dict.fromkeys(speculation.STOCK))  # they are in it now, and vLLM wants each only once
+    for name in speculation.CLASSIC:
+        kept.pop(name, None)
     if kept.get("async_scheduling"):
         raise ConfigError("--async-scheduling is not built yet: leave it out")
     if "dtype" in kept:
@@ -82,6 +74,10 @@ def _options(kept: dict[str, Any]) -> dict[str, Any]:
         options[ASKED_KEY] = asked
     override = _object(overrides.KEY, kept.pop(overrides.KEY, None))
     return {**({OPTIONS_KEY: options} if options else {}), **({overrides.KEY: override} if override else {})}
+
+
+def _drafts(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _object("speculative_config", kept.get("speculative_config"))
 
 
 def _object(key: str, value: object) -> Mapping[str, Any]:

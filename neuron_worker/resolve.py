@@ -559,6 +559,11 @@ def _speculation(given: _Given, length: int) -> Speculation | None:
             f"speculative_config: the {capabilities.name} device verifies drafts of a model inside it and no others; "
             "give a draft model or an EAGLE head, or leave it out"
         )
+    if asked is not None and asked.num_tokens >= length:
+        raise ConfigError(
+            f"num_speculative_tokens={asked.num_tokens}: a sequence has at most {length} tokens (max_model_len), its "
+            "drafts among them; give fewer, such as 4"
+        )
     if asked is not None and request.draft_dir is not None:
         pair = draft_rules.Pair(asked, request.draft_dir, request.model_dir, given.spec, length)
         given.notes.extend(draft_rules.check(pair, capabilities))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neuronserve.speculative.settings import BY_A_DRAFT, NGRAM, Speculation
+from neuronserve.speculative.settings import BY_A_DRAFT, EAGLE, NGRAM, Speculation
 
 from .draft_directory import method_of
 from .errors import ConfigError
@@ -18,6 +18,15 @@ from .model_files import check_path, config_directory
 
 STOCK = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """vLLM's own short flags -> keys of its speculative_config."""
+
+CLASSIC = {
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_max_model_len": "max_model_len",
+}
+"""Those of older releases."""
+
+FLAGS = {**CLASSIC, **STOCK}
 
 KEYS = (
     *("method", "model", "revision", "num_speculative_tokens", "max_model_len"),
@@ -32,14 +41,15 @@ LOOKUP = {"prompt_lookup_min": Speculation.shortest_match, "prompt_lookup_max": 
 
 
 def spelled_out(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword `speculative_config` with vLLM's short flags in it, checked, our method and defaults filled in before
-    vLLM has a look."""
+    """The keyword `speculative_config` with `FLAGS` in it, checked, our method and defaults filled in before vLLM has a
+    look."""
     given = _gathered(keywords)
     if unknown := [key for key, value in given.items() if key not in KEYS and value is not None]:
         raise ConfigError(f"speculative_config.{unknown[0]}: not supported; leave it out (known: {', '.join(KEYS)})")
     _check_count(given.get("num_speculative_tokens"))
     method = _method(given, keywords.get("download_dir"))
     if method == NGRAM:
+        _check_lookup(given)
         return _with_lookup({key: value for key, value in given.items() if key != "revision"})
     if lookup := [key for key in LOOKUP if given.get(key) is not None]:
         raise ConfigError(f"speculative_config.{lookup[0]} is for prompt lookup and no draft; leave it out")
@@ -61,7 +71,7 @@ def planned(keywords: Mapping[str, Any]) -> Speculation | None:
             max_length=given.get("max_model_len"),
         )
     shortest, longest = (given.get(key) for key in LOOKUP)
-    return Speculation(NGRAM, count, shortest or longest, longest or shortest)
+    return Speculation(NGRAM, count, shortest or longest, longest or shortest, max_length=given.get("max_model_len"))
 
 
 def asked(config: Any) -> Speculation | None:
@@ -83,6 +93,7 @@ def asked(config: Any) -> Speculation | None:
         num_tokens=config.num_speculative_tokens,
         shortest_match=config.prompt_lookup_min,
         longest_match=config.prompt_lookup_max,
+        max_length=config.max_model_len,
     )
 
 
@@ -95,7 +106,7 @@ def draft_directory(asked: Speculation | None, download_dir: str | None = None) 
 
 def _gathered(keywords: Mapping[str, Any]) -> dict[str, Any]:
     given = {key.replace("-", "_"): value for key, value in (keywords.get("speculative_config") or {}).items()}
-    for name, key in STOCK.items():
+    for name, key in FLAGS.items():
         if (value := keywords.get(name)) is None:
             continue
         if given.get(key) not in (None, value):
@@ -122,6 +133,7 @@ def _method(given: Mapping[str, Any], download_dir: str | None) -> str:
         raise ConfigError(
             f"speculative_config.method={method!r}, but by its config.json speculative_model={model!r} is for "
             f"{found!r}: leave the method out"
+            + (', or, if it is an EAGLE head, add "is_eagle": true to its config.json' if method == EAGLE else "")
         )
     return found
 
@@ -131,6 +143,12 @@ def _check_count(count: object) -> None:
         raise ConfigError("num_speculative_tokens is missing; add --num-speculative-tokens 4, say")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(f"num_speculative_tokens={count!r}: at least 1 token must be drafted; 4, say")
+
+
+def _check_lookup(given: Mapping[str, Any]) -> None:
+    shortest, longest = (given.get(key) for key in LOOKUP)
+    if shortest is not None and longest is not None and shortest > longest:
+        raise ConfigError(f"speculative_config.prompt_lookup_min={shortest} is more than prompt_lookup_max={longest}")
 
 
 def _with_lookup(given: dict[str, Any]) -> dict[str, Any]:

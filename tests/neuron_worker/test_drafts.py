@@ -55,6 +55,7 @@ def test_the_configuration_says_what_it_is_and_not_the_path(tmp_path: Path, meth
     ("form", "method"),
     [
         ({"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
+        ({"architectures": ["EAGLEModel"]}, "eagle"),
         ({"architectures": ["Eagle3LlamaForCausalLM"]}, "eagle3"),
         ({"architectures": ["LlamaForCausalLMEagle3"], "is_eagle": True}, "eagle3"),
         ({"is_eagle": True, "draft_vocab_size": 32}, "eagle"),  # the first form with a reduced vocabulary
@@ -253,6 +254,30 @@ def test_a_method_that_contradicts_the_configuration(tiny: str, tmp_path: Path) 
         ConfigError, match=r"speculative_config\.method='draft_model', but by its config\.json .*'eagle'"
     ):
         configured(tiny, speculative_config=given)
+
+
+def test_a_head_whose_configuration_does_not_say_so(tiny: str, tmp_path: Path) -> None:
+    """As vLLM's guides give the first heads that were published."""
+    given = {"method": "eagle", "model": tiny_model(tmp_path, num_hidden_layers=1), "num_speculative_tokens": 4}
+    with pytest.raises(ConfigError, match=r"is for 'draft_model': .* EAGLE head, add \"is_eagle\": true to its config"):
+        configured(tiny, speculative_config=given)
+
+
+@pytest.mark.parametrize("count", [128, 1000])
+def test_more_drafts_than_a_sequence_has_tokens(tiny: str, tmp_path: Path, count: int) -> None:
+    expected = f"num_speculative_tokens={count}: a sequence has at most 128 tokens"
+    assert expected in refusal(tiny, tiny_model(tmp_path), num_speculative_tokens=count)
+    with pytest.raises(ConfigError, match=expected):
+        configured(tiny, speculative_model="ngram", num_speculative_tokens=count)
+
+
+def test_prompt_lookup_has_a_longest_sequence_too(tiny: str) -> None:
+    words = ["--speculative-model", "ngram", "--num-speculative-tokens", "4", "--speculative-max-model-len", "64"]
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    given = parser.parse_args(["--model", tiny, "--neuronserve.backend", "arithmetic", *words])
+    speculation = NeuronConfig.of(AsyncEngineArgs.from_cli_args(given).create_engine_config()).speculation
+    assert speculation is not None
+    assert (speculation.method, speculation.max_length) == ("ngram", 64)
 
 
 def test_a_device_that_runs_no_draft(tiny: str, tmp_path: Path) -> None:

@@ -133,6 +133,20 @@ def test_scheduling_that_is_not_asynchronous_passes(value: bool | None) -> None:
             {"spec_tokens": 3, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
             "--spec-tokens 3 and speculative_config.num_speculative_tokens=4: leave one of them out",
         ),
+        (
+            {"speculative_model": "one", "speculative_config": {"model": "other", "num_speculative_tokens": 4}},
+            "--speculative-model one and speculative_config.model='other': leave one of them out",
+        ),
+        ({"speculative_config": "[4]"}, r"speculative_config='\[4\]': expected a JSON object"),
+        ({"speculative_config": ["ngram"]}, r"speculative_config=\['ngram'\]: expected a dictionary"),
+        (
+            {
+                "speculative_model": "ngram",
+                "num_speculative_tokens": 4,
+                "speculative_config": {"prompt_lookup_min": 5, "prompt_lookup_max": 2},
+            },
+            "speculative_config.prompt_lookup_min=5 is more than prompt_lookup_max=2",
+        ),
     ],
 )
 def test_what_is_not_served_of_speculation(keywords: dict[str, Any], message: str) -> None:
@@ -147,6 +161,7 @@ def test_what_is_not_served_of_speculation(keywords: dict[str, Any], message: st
         {"speculative_model": "[ngram]", "num_speculative_tokens": 4},
         {"speculative_config": {"method": "ngram", "num-speculative-tokens": 4}},
         {"speculative_config": {"model": "[ngram]"}, "num_speculative_tokens": 4},
+        {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}'},
     ],
 )
 def test_prompt_lookup_looks_for_one_to_eight_tokens(keywords: dict[str, Any]) -> None:

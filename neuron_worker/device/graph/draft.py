@@ -61,9 +61,9 @@ class DraftModel:
 def form_of(config: ConfigJson) -> Literal["model", "eagle", "eagle3"]:
     """What a draft's config.json says it is, whatever its directory is called."""
     names = [str(name) for name in config.get("architectures") or ()]
-    if any("Eagle3" in name for name in names):
+    if any("eagle3" in name.lower() for name in names):
         return "eagle3"
-    if config.flag("is_eagle", default=False) or any(name.startswith("Eagle") for name in names):
+    if config.flag("is_eagle", default=False) or any(name.lower().startswith("eagle") for name in names):
         return "eagle"
     return "eagle3" if config.has("draft_vocab_size") else "model"
 

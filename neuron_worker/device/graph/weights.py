@@ -189,7 +189,8 @@ class Checkpoint:
         if any(self.directory.glob("pytorch_model*.bin*")):
             return (
                 f"{missing}, only pytorch_model.bin, which can run code when it is read; convert it once with "
-                "AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory)"
+                "AutoModelForCausalLM.from_pretrained(directory).save_pretrained(directory), an EAGLE head with "
+                'safetensors.torch.save_file(torch.load("pytorch_model.bin", weights_only=True), "model.safetensors")'
             )
         return f"{missing}; download the model's safetensors files"
 
