@@ -64,10 +64,20 @@ def test_drafts_are_those_of_the_reference(name: str, reference, drive, tmp_path
     assert all(matches(driver, head))
 
 
-@pytest.mark.parametrize("wrong", [{"shift": 1}, {"shift": -1}, {"first": 0}])
-def test_a_wrong_feature_or_entry_would_show(wrong: dict[str, int], reference, drive, tmp_path: Path) -> None:
-    head = make_head(tmp_path, reference("llama"))
-    driver = drive(reference("llama"), draft=tmp_path, num_drafts=K)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *((name, {"shift": shift}) for name in ("as published", "EAGLE-3") for shift in (1, -1)),
+        ("as published", {"first": 0}),
+    ],
+)
+def test_a_wrong_feature_or_entry_would_show(
+    name: str, wrong: dict[str, int], reference, drive, tmp_path: Path
+) -> None:
+    model, how = HEADS[name]
+    head = make_head(tmp_path, reference(model), **how)
+    driver = drive(reference(model), draft=tmp_path, num_drafts=K)
+    assert all(matches(driver, head))
     assert not all(matches(driver, head, **wrong))
 
 

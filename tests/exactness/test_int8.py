@@ -12,6 +12,7 @@ import pytest
 
 from ..tools.prompts import Prompt
 from .conftest import greedy
+from .test_speculation import NUM_DRAFTS, SHIPPED, drafted_and_kept
 
 if TYPE_CHECKING:
     from ..tools.engine import Engine
@@ -53,3 +54,15 @@ def test_it_is_still_the_model(engine: Engine, prompts: list[Prompt], reference:
     theirs = [reference.first_token(prompt.tokens) for prompt in prompts]
     same = sum(ours == [token] for ours, token in zip(answers, theirs, strict=True))
     assert same >= 0.8 * len(prompts)
+
+
+@pytest.mark.parametrize("who", ["ngram", "head"])
+def test_drafts_change_no_token(who: str, running: Callable[..., Any], prompts: list[Prompt], num_tokens: int) -> None:
+    model = str(SHIPPED) if who == "head" else who
+    options = {"quantization": "int8", "adaptive_depth": False}
+    asked, answers = [prompt.tokens for prompt in prompts[:8]], []
+    for drafts in ({}, {"speculative_model": model, "num_speculative_tokens": NUM_DRAFTS}):
+        with running(options=options, **drafts) as engine:
+            answers.append(engine.run(asked, greedy(num_tokens), at_once=8))
+            assert (drafted_and_kept(engine)[1] > 0) == bool(drafts)
+    assert answers[0] == answers[1]

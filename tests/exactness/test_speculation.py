@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from neuronserve import speculative
 from neuronserve.speculative.proposer import ASK_DEVICE, Context, LookupFirst, Proposal
 
 from ..tools.prompts import Prompt
@@ -24,10 +25,14 @@ from .test_smollm2 import check, test_alone, test_eight_at_once  # noqa: F401  (
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+    from neuronserve.neuron_worker.drafter import Drafter
+
     from ..tools.engine import Engine
     from ..tools.reference import Reference
 
 NUM_DRAFTS = 4
+
+SHIPPED = Path(speculative.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 
 # Chunks of 32 cut every prompt above that. 1280 tokens hold one long sequence and not eight, so some are preempted.
 # Drafts in every step: no clock decides what a test sees.
@@ -50,11 +55,13 @@ class SameAsBefore:
 
     def __init__(self) -> None:
         self._said: dict[bytes, list[int]] = {}
+        self.num_repeats = 0
 
     def propose(self, context: Context) -> Proposal:
         if context.drafted is None:
             return ASK_DEVICE
         drafts = list(context.drafted)[: context.most]
+        self.num_repeats += context.tokens.tobytes() in self._said
         before = self._said.setdefault(context.tokens.tobytes(), drafts)
         shared = min(len(before), len(drafts))
         assert drafts[:shared] == before[:shared], f"after {len(context.tokens)} tokens"
@@ -88,7 +95,7 @@ def engine(request: pytest.FixtureRequest, running: Callable[..., Any], drafts: 
         assert config is not None
         assert config.method == {"lookup": "ngram", "random": "draft_model", "itself": "draft_model"}.get(name, name)
         if model != "ngram":
-            drafter = engine.llm.collective_rpc(lambda worker: worker)[0].runner._drafter
+            drafter = drafter_of(engine)
             assert isinstance(drafter._proposer, LookupFirst) == (name in ("eagle", "eagle3"))
             drafter._proposer = InTurns() if name == "eagle" else SameAsBefore()
         yield engine
@@ -108,6 +115,10 @@ def cold(engine: Engine, drafts: dict[str, str]) -> Iterator[Engine]:
     if config.model == drafts["itself"]:
         assert kept == drafted
     assert kept > 0 or config.model in (drafts["random"], drafts["eagle"], drafts["eagle3"])
+
+
+def drafter_of(engine: Engine) -> Drafter:
+    return engine.llm.collective_rpc(lambda worker: worker)[0].runner._drafter
 
 
 def drafted_and_kept(engine: Engine) -> tuple[int, int]:
@@ -171,3 +182,86 @@ def test_a_seed_gives_the_tokens_of_plain_sampling(
 ) -> None:
     engine.forget()
     assert engine.run([prompt.tokens for prompt in prompts], seeded(num_tokens), at_once=3) == plainly
+
+
+# -- the head that is shipped
+
+
+@pytest.mark.parametrize("options", [ALWAYS, {}], ids=["always", "as_it_is_served"])
+def test_the_shipped_head(
+    options: dict[str, Any],
+    running: Callable[..., Any],
+    prompts: list[Prompt],
+    num_tokens: int,
+    reference: Reference,
+) -> None:
+    """With text looked up first; whether that pays is for a clock to say, and changes no token."""
+    with running(speculative_model=str(SHIPPED), num_speculative_tokens=NUM_DRAFTS, options=options) as engine:
+        assert isinstance(drafter_of(engine)._proposer, LookupFirst)
+        answers = engine.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=8)
+        drafted, kept = drafted_and_kept(engine)
+    check(reference, prompts, answers)
+    if options:
+        assert kept > 0.2 * drafted > 0
+
+
+def test_the_shipped_head_is_as_often_right_after_a_hit_and_after_chunks(
+    running: Callable[..., Any], prompts: list[Prompt], num_tokens: int
+) -> None:
+    said, found = SameAsBefore(), []
+    asked = [prompt.tokens for prompt in prompts[::2]]
+    for where in ({"block_size": 16, "options": ALWAYS}, CHUNKS):
+        with running(speculative_model=str(SHIPPED), num_speculative_tokens=NUM_DRAFTS, **where) as engine:
+            drafter_of(engine)._proposer = said
+            before = 0, 0
+            for _ in ("whole", "from what is cached"):
+                engine.run(asked, greedy(num_tokens), at_once=1)
+                now = drafted_and_kept(engine)
+                found.append((now[0] - before[0], now[1] - before[1]))
+                before = now
+            assert sum(engine.cached_tokens.values()) > 0
+    assert len(set(found)) == 1, found
+    drafted, kept = found[0]
+    assert kept > 0.1 * drafted > 0
+    assert said.num_repeats > 0
+
+
+# -- processors of the user's
+
+
+FAVOURITE = 5
+
+PROCESSOR = f"""
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+
+class Favourite(LogitsProcessor):
+    def __init__(self, vllm_config, device, is_pin_memory):
+        pass
+
+    def is_argmax_invariant(self):
+        return False
+
+    def update_state(self, batch_update):
+        pass
+
+    def apply(self, logits):
+        logits[:, {FAVOURITE}] += 1e4
+        return logits
+"""
+
+
+def test_a_processor_that_is_installed_sees_every_token(
+    running: Callable[..., Any], prompts: list[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would leave it out without a word where there are drafts."""
+    (tmp_path / "favourite.py").write_text(PROCESSOR)
+    metadata = tmp_path / "favourite-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: favourite\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[vllm.logits_processors]\nfavourite = favourite:Favourite\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with running(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, options=ALWAYS) as engine:
+        answers = engine.run([prompt.tokens for prompt in prompts[:3]], greedy(6), at_once=3)
+        assert drafted_and_kept(engine) == (0, 0)
+    assert answers == [[FAVOURITE] * 6] * 3
