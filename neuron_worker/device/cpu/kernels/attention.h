@@ -14,7 +14,7 @@ struct attention {
     const struct step *s;
     const int32_t *blocks;
     int64_t position;             /* of the first query */
-    int64_t dim, out_stride, rows, group_heads, window, least_key;
+    int64_t dim, out_stride, rows, window, least_key;
     int64_t first_key, end_key;   /* keys that some row sees */
     int64_t base_key, score_stride; /* scores[row * score_stride + key - base_key] */
     const float *keys, *values;   /* of this layer and head, block 0 */
@@ -86,6 +86,16 @@ INLINE void score_tile_of(const struct attention *a, const struct key_tile *tile
             store_scores(&t, v, (row + r) * a->score_stride, sums[r][v], lanes);
 }
 
+/* Where a key lies, followed from one to the next: dividing for each takes as long as what is computed of a few rows. */
+struct slot {
+    int64_t block, offset;        /* which of the sequence's blocks, and from its first key */
+};
+
+INLINE struct slot slot_of(const struct attention *a, int64_t key)
+{
+    return (struct slot){key / a->s->block_size, key % a->s->block_size};
+}
+
 /* Adds probability x value over all keys of the item, for `vectors` of the head's dimensions. */
 INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column, const int rows, const int vectors)
 {
@@ -96,12 +106,14 @@ INLINE void value_tile_of(const struct attention *a, int64_t row, int64_t column
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++)
             sums[r][v] = splat(0.0f);
+    struct slot slot = slot_of(a, a->first_key);
     for (int64_t key = a->first_key; key < a->end_key;) {
-        const float *values = a->values + a->blocks[key / size] * a->block_floats + key % size * dim + column;
+        const float *values = a->values + a->blocks[slot.block] * a->block_floats + slot.offset * dim + column;
         struct column scores = column_of(a->scores + row * stride + key - a->base_key, stride, rows);
-        const int64_t count = smaller(size - key % size, a->end_key - key);
+        const int64_t count = smaller(size - slot.offset, a->end_key - key);
+        slot = (struct slot){slot.block + 1, 0};
         const float *next = key + count < a->end_key
-                                ? a->values + a->blocks[key / size + 1] * a->block_floats + column : values;
+                                ? a->values + a->blocks[slot.block] * a->block_floats + column : values;
         for (int64_t i = 0; i < count; i++) {
             vf w[2 * NV];
 #pragma GCC unroll 8
@@ -156,24 +168,27 @@ static void score_rows(const struct attention *a, const struct key_tile *t)
         score_tile(a, t, row, smaller(a->rows - row, MAX_ROWS));
 }
 
-static const float *group_keys(const struct attention *a, int64_t key)
+INLINE const float *group_keys(const struct attention *a, struct slot slot)
 {
-    const int64_t lanes = a->s->key_lanes, size = a->s->block_size;
-    return a->keys + a->blocks[key / size] * a->block_floats + key % size / lanes * lanes * a->dim;
+    return a->keys + a->blocks[slot.block] * a->block_floats + slot.offset * a->dim;
 }
 
 /* Groups in ascending order: the unused lanes at the end of a block are overwritten by the next block's keys. */
 static void score_all(const struct attention *a)
 {
     const int64_t lanes = a->s->key_lanes, size = a->s->block_size, groups = PANEL / lanes;
+    struct slot slot = slot_of(a, a->first_key);
     struct key_tile t;
     int64_t filled = 0;
-    for (int64_t key = a->first_key; key < a->end_key;) {
-        int64_t block_start = key - key % size, start = block_start + key % size / lanes * lanes;
-        t.keys[filled] = group_keys(a, key);
-        t.scores[filled++] = a->scores + start - a->base_key;
-        key = smaller(start + lanes, block_start + size);
-        t.next = key < a->end_key ? group_keys(a, key) : t.keys[0];
+    slot.offset -= slot.offset % lanes;
+    for (int64_t key = slot.block * size + slot.offset; key < a->end_key;) {
+        t.keys[filled] = group_keys(a, slot);
+        t.scores[filled++] = a->scores + key - a->base_key;
+        slot.offset += lanes;
+        if (slot.offset >= size)
+            slot = (struct slot){slot.block + 1, 0};
+        key = slot.block * size + slot.offset;
+        t.next = key < a->end_key ? group_keys(a, slot) : t.keys[0];
         if (key >= a->end_key)    /* fill the last tile; what it computes twice lands in the margin */
             for (; filled < groups; filled++) {
                 t.keys[filled] = t.keys[filled - 1];
@@ -193,9 +208,8 @@ INLINE int64_t first_seen(const struct attention *a, int64_t position)
 }
 
 /* Scores of one row to probabilities, not yet divided by their sum, which is returned. */
-static float soften(const struct attention *a, int64_t row)
+static float soften(const struct attention *a, int64_t row, int64_t position)
 {
-    const int64_t position = a->position + row / a->group_heads;
     const int64_t first = first_seen(a, position), end = position + 1;
     const int64_t from = first / LANES * LANES, to = round_up(a->end_key, LANES);
     float *scores = a->scores + row * a->score_stride - a->base_key;
@@ -252,7 +266,7 @@ static void run_attend(const struct step *s, const struct op *op, int64_t item, 
     const int64_t token = sequence->first + part->query, base = op->layer * layer_floats(s) + head_floats(s, 0, head);
     struct attention a = {.s = s, .blocks = sequence->blocks, .position = sequence->position + part->query,
                           .dim = op->head_dim, .out_stride = round_up(op->head_dim, 2 * PANEL),
-                          .rows = part->num_queries * group, .group_heads = group, .window = op->window,
+                          .rows = part->num_queries * group, .window = op->window,
                           .least_key = op->first_key,
                           .keys = s->keys + base, .values = s->values + base, .block_floats = head_floats(s, 1, 0)};
     a.end_key = a.position + part->num_queries;
@@ -262,24 +276,27 @@ static void run_attend(const struct step *s, const struct op *op, int64_t item, 
     a.out = thread->scratch;
     a.queries = a.out + a.rows * a.out_stride;
     a.scores = a.queries + round_up(a.rows * a.dim, LANES);
-    for (int64_t row = 0; row < a.rows; row++) {
-        const float *q = value_row(s, op->x, op->x_stride, token + row / group) + (head * group + row % group) * a.dim;
-        for (int64_t d = 0; d < a.dim; d++)
-            a.queries[row * a.dim + d] = q[d] * (float)op->number;
+    const int64_t first = head * group * a.dim, width = group * a.dim; /* of the heads of the group, side by side */
+    for (int64_t query = 0; query < part->num_queries; query++) {
+        const float *q = value_row(s, op->x, op->x_stride, token + query) + first;
+        for (int64_t i = 0; i < width; i++)
+            a.queries[query * width + i] = q[i] * (float)op->number;
     }
     score_all(&a);
     float inverse[a.rows];
-    for (int64_t row = 0; row < a.rows; row++)
-        inverse[row] = 1.0f / soften(&a, row);
+    for (int64_t query = 0, row = 0; query < part->num_queries; query++)
+        for (int64_t end = row + group; row < end; row++)
+            inverse[row] = 1.0f / soften(&a, row, a.position + query);
     int64_t column = 0;
     for (; a.rows <= MAX_ROWS / 2 && column + PANEL < a.dim; column += 2 * PANEL)
         wide_value_tile(&a, 0, column, a.rows);
     for (; column < a.dim; column += PANEL)
         for (int64_t row = 0; row < a.rows; row += MAX_ROWS)
             value_tile(&a, row, column, smaller(a.rows - row, MAX_ROWS));
-    for (int64_t row = 0; row < a.rows; row++) {
-        float *y = target_row(s, op->y, op->y_stride, token + row / group) + (head * group + row % group) * a.dim;
-        for (int64_t d = 0; d < a.dim; d++)
-            y[d] = a.out[row * a.out_stride + d] * inverse[row];
+    for (int64_t query = 0, row = 0; query < part->num_queries; query++) {
+        float *y = target_row(s, op->y, op->y_stride, token + query) + first;
+        for (int64_t end = row + group; row < end; row++, y += a.dim)
+            for (int64_t d = 0; d < a.dim; d++)
+                y[d] = a.out[row * a.out_stride + d] * inverse[row];
     }
 }
