@@ -226,6 +226,29 @@ def test_the_shipped_head_is_as_often_right_after_a_hit_and_after_chunks(
     assert said.num_repeats > 0
 
 
+# -- what is counted
+
+
+def test_tokens_per_target_step_can_be_told_offline(running: Callable[..., Any], prompts: list[Prompt]) -> None:
+    shortest = min(prompts, key=lambda prompt: len(prompt.tokens))
+    arguments = {"disable_log_stats": False, "per_request_spec_decode_metrics": "summary", "options": ALWAYS}
+    with running(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, **arguments) as engine:
+        before = counted(engine)
+        engine.run([shortest.tokens], greedy(48), at_once=1)
+        generated, accepted = (now - then for now, then in zip(counted(engine), before, strict=True))
+        [output] = engine.llm.generate({"prompt_token_ids": list(shortest.tokens)}, greedy(48), use_tqdm=False)
+        assert output.outputs[0].spec_decode_metrics is not None
+    assert generated == 48
+    assert accepted > 0
+    assert engine.num_steps == generated - accepted  # the prompt's among them
+
+
+def counted(engine: Engine) -> list[int]:
+    names = ("vllm:generation_tokens", "vllm:spec_decode_num_accepted_tokens")
+    values = {metric.name: metric.value for metric in engine.llm.get_metrics() if metric.name in names}
+    return [int(values[name]) for name in names]
+
+
 # -- processors of the user's
 
 
