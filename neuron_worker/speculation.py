@@ -147,6 +147,10 @@ def _check_count(count: object) -> None:
 
 def _check_lookup(given: Mapping[str, Any]) -> None:
     shortest, longest = (given.get(key) for key in LOOKUP)
+    for key in LOOKUP:
+        value = given.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"speculative_config.{key}={value!r}: a number of tokens, at least 1; 4, say")
     if shortest is not None and longest is not None and shortest > longest:
         raise ConfigError(f"speculative_config.prompt_lookup_min={shortest} is more than prompt_lookup_max={longest}")
 

@@ -137,6 +137,13 @@ def test_scheduling_that_is_not_asynchronous_passes(value: bool | None) -> None:
             {"speculative_model": "one", "speculative_config": {"model": "other", "num_speculative_tokens": 4}},
             "--speculative-model one and speculative_config.model='other': leave one of them out",
         ),
+        *(
+            (
+                {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, key: value}},
+                f"speculative_config.{key}={value!r}: a number of tokens, at least 1",
+            )
+            for key, value in (("prompt_lookup_min", "5"), ("prompt_lookup_max", 0))
+        ),
         ({"speculative_config": "[4]"}, r"speculative_config='\[4\]': expected a JSON object"),
         ({"speculative_config": ["ngram"]}, r"speculative_config=\['ngram'\]: expected a dictionary"),
         (
