@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="full counts, and the tests marked `full`")
-    parser.addoption("--cases", type=int, default=2000, help="requests that the TGI routes are tried with")
+    parser.addoption("--cases", type=int, help="requests that the TGI routes are tried with; 500, with --full 2000")
 
 
 OWN_SERVERS = (
@@ -77,8 +77,8 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def cases(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--cases"))
+def cases(request: pytest.FixtureRequest, full: bool) -> int:
+    return int(request.config.getoption("--cases") or (2000 if full else 500))
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts, Want
 from neuronserve.neuron_worker.device.cpu.device import CpuDevice
 from neuronserve.neuron_worker.device.errors import LoadError
 from neuronserve.neuron_worker.device.graph.torch_device import TorchDevice
-from neuronserve.speculative import eagle_form
+from neuronserve.speculative.train_eagle import checkpoint
+from neuronserve.speculative.train_eagle.head import EagleHead
 
 from .cpu.harness import instruction_sets
 from .draft_conformance import drafts_after, keep, verify
@@ -108,10 +111,35 @@ def test_an_older_file_runs_no_code(reference, drive, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_trainers_files_are_of_this_form(reference, tmp_path: Path) -> None:
-    head = make_head(tmp_path, reference("llama"), tokens=REDUCED)
-    shapes = {name: list(values.shape) for name, values in load_file(tmp_path / "model.safetensors").items()}
-    assert not eagle_form.misfits(head.config, shapes)
+@pytest.mark.parametrize("name", ["as published", "EAGLE-3, reduced vocabulary"])
+def test_every_tensor_of_the_file_is_read(name: str, reference, drive, tmp_path: Path) -> None:
+    """One after the other is written anew with other numbers: drafts are those of the reference with the new ones."""
+    model, how = HEADS[name]
+    head = make_head(tmp_path, reference(model), **how)
+    path = tmp_path / "model.safetensors"
+    written = load_file(path)
+    assert set(head.tensors) <= set(written) <= {*head.tensors, "d2t", "t2d"}
+    for tensor, values in head.tensors.items():
+        other = np.flip(values).copy()  # its own numbers elsewhere, so that none is lost in the others
+        save_file({**written, tensor: torch.from_numpy(other).float()}, path)
+        changed = replace(head, tensors={**head.tensors, tensor: other})
+        driver = drive(reference(model), draft=tmp_path, num_drafts=K)
+        assert all(matches(driver, changed)), tensor
+        assert not all(matches(driver, head)), tensor
+
+
+@pytest.mark.parametrize("kept", [None, REDUCED], ids=["whole", "reduced"])
+def test_a_file_that_the_trainer_wrote(kept: list[int] | None, reference, drive, tmp_path: Path) -> None:
+    """Drafts of the head as it was in the trainer, but for what bfloat16 rounds; its published form is this one."""
+    config = make_head(tmp_path / "like", reference("llama"), tokens=kept).config
+    torch.manual_seed(3)
+    trained = EagleHead(config)
+    for weight in trained.parameters():
+        torch.nn.init.normal_(weight, mean=1.0 if weight.dim() == 1 else 0.0, std=1.5 * weight.shape[-1] ** -0.5)
+    checkpoint.save(tmp_path, trained, config, None if kept is None else torch.tensor(kept))
+    rounded = {name: w.detach().bfloat16().double().numpy() for name, w in trained.state_dict().items()}
+    head = Head(tmp_path, config, rounded, reference("llama"), kept)
+    assert all(matches(drive(reference("llama"), draft=tmp_path, num_drafts=K), head))
 
 
 def test_the_shortest_prompt(reference, drive, tmp_path: Path) -> None:

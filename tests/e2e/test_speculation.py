@@ -1,4 +1,5 @@
-"""A server that looks drafts up in the prompt, through OpenAI's client: the same answers, and what /metrics counts."""
+"""Servers that draft, through OpenAI's client: the same answers, and what /metrics counts. One looks drafts up in the
+prompt, one has the head that is shipped, one the model itself beside it."""
 
 from __future__ import annotations
 
@@ -10,17 +11,27 @@ import httpx
 import openai
 import pytest
 
+from neuronserve import speculative
+
 from ..tools.prompts import read_prompts
 from ..tools.reference import Reference
 from ..tools.server import PATIENCE, VLLM, Server, free_port
 from .conftest import FLAGS, MODEL
 
+SHIPPED = Path(speculative.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 
-@pytest.fixture(scope="module")
-def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+
+def flags(drafts: str, model: Path) -> list[str]:
+    if drafts == "lookup":
+        return ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
+    return ["--speculative-model", str(SHIPPED if drafts == "head" else model), "--num-speculative-tokens", "4"]
+
+
+@pytest.fixture(scope="module", params=["lookup", "head", pytest.param("itself", marks=pytest.mark.full)])
+def server(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = free_port()
     command = [VLLM, "serve", str(smollm2), "--port", str(port), *FLAGS, "--dtype", "float32"]
-    command += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
+    command += flags(request.param, smollm2)
     command += ["--neuronserve.adaptive_depth", "false"]  # drafts in every step: no clock decides what a test sees
     server = Server(command, port, tmp_path_factory.mktemp("speculation") / "log")
     try:
@@ -35,7 +46,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def test_answers_are_transformers_and_drafts_are_counted(
-    client: openai.OpenAI, server: Server, smollm2: Path, reference: Reference
+    client: openai.OpenAI, server: Server, smollm2: Path, reference: Reference, request: pytest.FixtureRequest
 ) -> None:
     prompts = [prompt.tokens for prompt in read_prompts(smollm2)[:40:8]]
     extra = {"return_token_ids": True, "ignore_eos": True}
@@ -47,6 +58,7 @@ def test_answers_are_transformers_and_drafts_are_counted(
     drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
     accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
     assert 0 < accepted <= drafted
+    assert (accepted == drafted) == ("itself" in request.node.name)
     # Every token is an accepted draft or the one that each step gives a row, drafts or none.
     assert server.metric("vllm:spec_decode_num_drafts_total") <= answer.usage.completion_tokens - accepted
     by_position = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total")

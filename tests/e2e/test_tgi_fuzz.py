@@ -1,7 +1,8 @@
 """Requests made from our own OpenAPI document, right ones and wrong ones: no 5xx, and every answer as documented.
 
-`--cases N` says how many (2,000 unless given; `make fuzz`: 10,000). Answers are kept to a few tokens: what is tested is
-how requests are read and answered. Bodies that are no JSON have tables of their own beside the routes' other tests.
+`--cases N` says how many (500 unless given, 2,000 with `--full`; `make fuzz`: 10,000). Answers are kept to a few
+tokens: what is tested is how requests are read and answered. Bodies that are no JSON have tables of their own beside
+the routes' other tests.
 """
 
 from __future__ import annotations

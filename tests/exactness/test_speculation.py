@@ -2,8 +2,8 @@
 
 Drafts are looked up in the prompt, or come from a model beside the model: a random one, which is never right, or the
 model itself, which always is, as long as its own part of the cache is in step; or from an EAGLE or EAGLE-3 head with
-random weights. However a request came to its text, a draft on the device says the same after it. Without `--full`: ten
-prompts, 24 tokens each; with it, all forty and 64.
+random weights. However a request came to its text, a draft on the device says the same after it. Without `--full`:
+ten prompts, 24 tokens each; with it, all forty and 64, on two engines more.
 """
 
 from __future__ import annotations
@@ -86,7 +86,12 @@ def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {"lookup": "ngram", "random": str(random), "itself": str(smollm2), **heads}
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+QUICK = ("lookup-chunks_32", "itself-chunks_32", "eagle-both", "eagle3-both")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in ENGINES]
+)
 def engine(request: pytest.FixtureRequest, running: Callable[..., Any], drafts: dict[str, str]) -> Iterator[Engine]:
     name = request.param.split("-")[0]
     model = drafts[name]
@@ -170,7 +175,7 @@ def seeded(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=num_tokens, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plainly(running: Callable[..., Any], prompts: list[Prompt], num_tokens: int) -> list[list[int]]:
     """Seeded answers without drafts."""
     with running(block_size=16) as engine:
@@ -224,6 +229,24 @@ def test_the_shipped_head_is_as_often_right_after_a_hit_and_after_chunks(
     drafted, kept = found[0]
     assert kept > 0.1 * drafted > 0
     assert said.num_repeats == 3 * len(said._said) > 0
+
+
+# -- another type
+
+
+def test_in_bfloat16_too(
+    running: Callable[..., Any], prompts: list[Prompt], num_tokens: int, drafts: dict[str, str]
+) -> None:
+    """In which the guide's scripts are served, and ties are common: plain decoding's tokens, whoever drafts."""
+    asked = [prompt.tokens for prompt in prompts[::2]]
+    found, kept = {}, {}
+    for who in (None, drafts["lookup"], drafts["itself"], str(SHIPPED)):
+        drafting = {} if who is None else {"speculative_model": who, "num_speculative_tokens": NUM_DRAFTS}
+        with running(dtype="bfloat16", block_size=16, options=ALWAYS, **drafting) as engine:
+            found[who] = engine.run(asked, greedy(num_tokens), at_once=3)
+            kept[who] = drafted_and_kept(engine)[1] if drafting else 1
+    assert [answers == found[None] for answers in found.values()] == [True] * 4
+    assert min(kept.values()) > 0
 
 
 # -- what is counted
