@@ -26,7 +26,8 @@ from .config import ASKED_KEY, OPTIONS_KEY, user_options
 from .device import registry
 from .errors import ConfigError
 from .model_files import check_path
-from .resolve import backend_name, spell_dtype
+from .resolve import backend_name
+from .served_types import spell_dtype
 
 DRAIN_SECONDS = 90
 """How long a server that is told to stop lets running requests finish; vLLM's own default aborts them."""

@@ -48,7 +48,7 @@ def port(value: object) -> int:
 
 
 def dtype(value: object) -> str:
-    from neuronserve.neuron_worker.resolve import DTYPES
+    from neuronserve.neuron_worker.served_types import DTYPES
 
     found = DTYPES.get(text(value).lower())
     if found is None:

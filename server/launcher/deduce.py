@@ -163,7 +163,7 @@ def _dtype(asked: Asked, export: Export | None) -> Chosen:
 
 
 def _spelled(cast: Chosen) -> object:
-    from neuronserve.neuron_worker.resolve import spell_dtype
+    from neuronserve.neuron_worker.served_types import spell_dtype
 
     return spell_dtype(cast.value)
 

@@ -13,7 +13,8 @@ from neuronserve.neuron_worker.config import NeuronConfig, ServeRequest
 from neuronserve.neuron_worker.device.cpu.library import num_threads as usable_cores
 from neuronserve.neuron_worker.errors import ConfigError
 from neuronserve.neuron_worker.machine import Machine
-from neuronserve.neuron_worker.resolve import Resolution, resolve, shared, spell_dtype
+from neuronserve.neuron_worker.resolve import Resolution, resolve, shared
+from neuronserve.neuron_worker.served_types import spell_dtype
 
 from .tiny_model import tiny_model
 
