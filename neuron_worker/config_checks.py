@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neuronserve.bucketing.plan import make_plan
+from neuronserve.bucketing.plan import CONTEXT_KEY, make_plan
 from neuronserve.server.cache.places import places
 
 from . import export_rules, overrides
@@ -36,6 +36,7 @@ def check(config: NeuronConfig, given: Given, environ: Mapping[str, str]) -> Non
     _check_cache(config, given.request.model_dir, environ)
     _check_override(config, given.spec, given.notes, given.warnings)
     _check_fused_draft(config, given)
+    _check_room_for_drafts(config)
     if given.export is not None:
         given.notes.extend(export_rules.check(given.export, given.request.model_dir, config))
 
@@ -138,6 +139,18 @@ def _surroundings(config: NeuronConfig, spec: ModelSpec) -> overrides.Surroundin
         context_buckets=tuple(shape.context for shape in plan.shapes if shape.prefill_tokens),
         token_generation_buckets=tuple(shape.context for shape in plan.shapes if shape.decode_rows),
     )
+
+
+def _check_room_for_drafts(config: NeuronConfig) -> None:
+    """vLLM takes a request that joins with one token to compute as a row with all its drafts, or not at all: where that
+    is more than a chunk, neither the request nor any behind it would ever be served."""
+    chunk, asked = config.plan.chunk_tokens, config.speculation
+    if asked is not None and chunk is not None and chunk <= asked.num_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens={asked.num_tokens} with chunks of {chunk} prompt tokens: a chunk must hold a "
+            f"token and its drafts; allow {asked.num_tokens + 1} or draft fewer (a chunk is what "
+            f"--neuronserve.chunk_tokens says, at most --max-num-batched-tokens, or the largest of {CONTEXT_KEY})"
+        )
 
 
 def _check_model(config: NeuronConfig, model_dir: str) -> None:

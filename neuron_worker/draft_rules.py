@@ -19,6 +19,8 @@ from .errors import ConfigError
 from .footprint import DraftShape, HeadShape
 
 TOKENIZER = "tokenizer.json"
+OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt")
+"""Files of tokenizers that are not compared."""
 NUM_TAPS = 3  # layers whose hidden states an EAGLE-3 head reads
 
 
@@ -58,8 +60,7 @@ def check(pair: Pair, capabilities: Capabilities) -> list[str]:
             _check_head(pair, ConfigJson.in_directory(pair.draft_dir))
     except DeviceError as error:
         raise ConfigError(f"{pair.draft}: {error}") from None
-    _check_tokenizer(pair)
-    return _notes(pair, may_stop_early=capabilities.drafts)
+    return [*_check_tokenizer(pair), *_notes(pair, may_stop_early=capabilities.drafts)]
 
 
 def size_of(speculation: Speculation | None, draft_dir: str | None, capabilities: Capabilities) -> DraftShape | None:
@@ -116,14 +117,19 @@ def _check_vocabulary(pair: Pair, vocab_size: int) -> None:
         )
 
 
-def _check_tokenizer(pair: Pair) -> None:
-    """Without the added tokens: models of one family name those that they do not use as they like."""
+def _check_tokenizer(pair: Pair) -> list[str]:
+    """Without the added tokens: models of one family name those that they do not use as they like. A line where a
+    draft has a tokenizer that nothing here can compare; a head mostly has none, and is believed."""
     own, other = (Path(directory) / TOKENIZER for directory in (pair.draft_dir, pair.target_dir))
-    if not own.is_file() or not other.is_file() or own.read_bytes() == other.read_bytes():
-        return
+    if not own.is_file() or not other.is_file():
+        has_one = any((own.parent / name).is_file() for name in (TOKENIZER, *OTHER_TOKENIZERS))
+        missing = other if own.is_file() else own
+        return [f"{pair.draft}: its tokenizer is not compared with the model's, there is no {missing}"] * has_one
+    if own.read_bytes() == other.read_bytes():
+        return []
     draft, target = _tokens(own), _tokens(other)
     if draft == target:
-        return
+        return []
     id = min(id for id in draft.keys() | target.keys() if draft.get(id) != target.get(id))
     raise ConfigError(
         f"{pair.draft} has another tokenizer: token {id} is {_shown(draft, id)} in {own} and {_shown(target, id)} in "

@@ -59,20 +59,20 @@ class Pace:
 
     def asked(self, num_asked: int, seconds: float) -> None:
         """The draft on the device looked ahead for so many of the requests."""
-        num_requests = self._num_requests
-        if num_asked and num_requests:  # else the step is not over, and more will be asked
+        if num_asked:
             self._asking = seconds
-            self._depth.asked(self._rows_of(num_requests), num_asked, seconds)
+            self._depth.asked(self._rows_of(self._num_requests), num_asked, seconds)
 
-    def saw(self, call: Call, num_tokens: Mapping[str, int]) -> None:
-        """A step of one call, and the tokens that each of its requests got."""
+    def saw(self, call: Call, num_tokens: Mapping[str, int], host_seconds: float = 0.0) -> None:
+        """A step of one call, the tokens that each of its requests got, and how long rows took that the host samples:
+        position by position, so drafts cost there too."""
         num_rows = self._rows_of(len(call.owners))
         for owner in call.owners:
             self._learn(owner, num_tokens.get(owner.request.id, 0))
         if call.batch.shape.prefill_tokens == 0:
             num_drafts = sum(len(owner.drafts) for owner in call.owners)
-            self._depth.ran(num_rows, num_drafts, call.seconds, self._asking)
-        self._asking, self._num_requests = 0.0, 0
+            self._depth.ran(num_rows, num_drafts, call.seconds + host_seconds, self._asking)
+        self._asking = 0.0
 
     def _rows_of(self, num_requests: int) -> int:
         return num_requests if num_requests <= APART else self._compiled_rows_of(num_requests)

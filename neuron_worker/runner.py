@@ -153,7 +153,9 @@ class Runner:
         if step is None or self._look_ahead is None or self._drafter is None:
             return None
         try:
-            self._look(step, drafts=self._drafter.asks_device())
+            num_asked, seconds = self._look(step, drafts=self._drafter.asks_device())
+            if self._drafter.pace is not None:
+                self._drafter.pace.asked(num_asked, seconds)
         except DeviceLost as lost:
             self._drafter.forget()
             self._complain(f"the device was lost while it drafted: {lost}")
@@ -163,20 +165,19 @@ class Runner:
             self._complain(f"nothing is drafted for the next step: {error}")
         return step.drafted
 
-    def _look(self, step: ComputedStep, *, drafts: bool) -> None:
-        """Let the draft on the device read the step's latest call."""
+    def _look(self, step: ComputedStep, *, drafts: bool) -> tuple[int, float]:
+        """Let the draft on the device read the step's latest call: for how many requests it drafted, and how long."""
         look_ahead, call = self._look_ahead, step.call
         if look_ahead is None or call is None or not look_ahead.has_to_read(call):
-            return
+            return 0, 0.0
         began = time.perf_counter()
         said = _on_device(lambda call: look_ahead(self.device, call, step.num_tokens, drafts=drafts), call)
         step.drafted.update(said)
         seconds = time.perf_counter() - began
         self.counters.draft_calls += 1
         self.counters.draft_seconds += seconds
-        if self._drafter is not None and self._drafter.pace is not None:
-            self._drafter.pace.asked(len(said), seconds)
         self.counters.device_seconds += seconds
+        return len(said), seconds
 
     def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
         if self._lost is not None:
@@ -234,25 +235,25 @@ class Runner:
 
     def _finish(self, step: ComputedStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         self.counters.step_computed()
-        sampled = None
+        began, sampled = time.perf_counter(), None
         if step.for_host:
             drafts = step.scheduled.scheduled_spec_decode_tokens
             sampled = sample_in_rounds(step.for_host, self.host_sampler, self.state.append, Masks(grammar, drafts))
         if self._drafter is not None:
-            self._follow_up(self._drafter, step, sampled)
+            self._follow_up(self._drafter, step, sampled, time.perf_counter() - began if step.for_host else 0.0)
         self.counters.rows_sampled_on_host += len(step.for_host)
         self.counters.rows_sampled_on_device += len(step.on_device)
         output = report(sampled, step.on_device, step.unfinished, step.prompt_logprobs)
         self.counters.step_ended()
         return output
 
-    def _follow_up(self, drafter: Drafter, step: ComputedStep, sampled: HostTokens | None) -> None:
+    def _follow_up(self, drafter: Drafter, step: ComputedStep, sampled: HostTokens | None, host_seconds: float) -> None:
         on_host = list(zip(sampled.requests, sampled.tokens, strict=True)) if sampled else []
         step.num_tokens.update((request.id, len(tokens)) for request, tokens in on_host)
         drafter.requests = [request for request, _ in (*step.on_device, *on_host)]
         self._unread = step
         if drafter.pace is not None and step.call is not None and step.num_calls == 1:
-            drafter.pace.saw(step.call, step.num_tokens)
+            drafter.pace.saw(step.call, step.num_tokens, host_seconds)
         kept = self.counters.accepted_drafts
         for count in step.num_tokens.values():
             if count > 1:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.request import RequestStatus
 
 from neuronserve.neuron_worker.config import NeuronConfig
@@ -36,6 +37,14 @@ PROMPT_STEPS_IN_A_ROW = 1
 """On a device that cannot mix: prompt steps before running requests get a decode step."""
 
 
+class StepsWithDrafts(RequestSpecDecodeMetrics):
+    """A request's own figures. A row of placeholders alone is no step that had drafts."""
+
+    def observe(self, num_draft_tokens: int, num_accepted: int, detailed: bool = False) -> None:
+        if num_draft_tokens:
+            super().observe(num_draft_tokens, num_accepted, detailed)
+
+
 class NeuronScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,9 +55,16 @@ class NeuronScheduler(Scheduler):
         self._prompt_tokens_per_step = config.plan.chunk_tokens or config.plan.max_prefill_tokens
         self._prompt_steps = 0
         if config.plan.chunk_tokens is not None:
-            # No prompt may put more than a chunk in a step, whatever budget preempted rows leave behind.
+            # No prompt may put more than a chunk in a step, whatever budget preempted rows leave behind; nor may vLLM
+            # cut a row that it has filled up with placeholders, which it then finds too short.
             threshold = self.scheduler_config.long_prefill_token_threshold or config.plan.chunk_tokens
+            threshold = max(threshold, 1 + self.num_spec_tokens)
             self.scheduler_config.long_prefill_token_threshold = min(threshold, config.plan.chunk_tokens)
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if request.spec_decode_metrics is not None:
+            request.spec_decode_metrics = StepsWithDrafts.new(self.num_spec_tokens)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         output = self._schedule(throttle_prefills)

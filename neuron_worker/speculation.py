@@ -50,7 +50,7 @@ def spelled_out(keywords: Mapping[str, Any]) -> dict[str, Any]:
     method = _method(given, keywords.get("download_dir"))
     if method == NGRAM:
         _check_lookup(given)
-        return _with_lookup({key: value for key, value in given.items() if key != "revision"})
+        return _with_lookup(given)
     if lookup := [key for key in LOOKUP if given.get(key) is not None]:
         raise ConfigError(f"speculative_config.{lookup[0]} is for prompt lookup and no draft; leave it out")
     return {**given, "method": method}
@@ -119,6 +119,7 @@ def _gathered(keywords: Mapping[str, Any]) -> dict[str, Any]:
 def _method(given: Mapping[str, Any], download_dir: str | None) -> str:
     method, model = given.get("method"), given.get("model")
     if method in NAMES_OF_NGRAM or (method is None and model in NAMES_OF_NGRAM):
+        _refuse_a_draft(method, given)
         return NGRAM
     if method is not None and method not in BY_A_DRAFT:
         raise _not_built(method, model)
@@ -153,6 +154,15 @@ def _check_lookup(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"speculative_config.{key}={value!r}: a number of tokens, at least 1; 4, say")
     if shortest is not None and longest is not None and shortest > longest:
         raise ConfigError(f"speculative_config.prompt_lookup_min={shortest} is more than prompt_lookup_max={longest}")
+
+
+def _refuse_a_draft(method: object, given: Mapping[str, Any]) -> None:
+    for key in ("model", "revision"):
+        if (value := given.get(key)) is not None and value not in NAMES_OF_NGRAM:
+            raise ConfigError(
+                f"speculative_config.{key}={value!r} is of a draft, and method={method or NGRAM!r} looks drafts up in "
+                "the prompt: leave one of them out"
+            )
 
 
 def _with_lookup(given: dict[str, Any]) -> dict[str, Any]:

@@ -203,6 +203,11 @@ def _check(asked: Asked, target: Target) -> None:
             f"--draft-vocab {asked.draft_vocab}: {asked.target} has {target.spec.vocab_size} tokens; "
             "give at most that many"
         )
+    if asked.start is not None and asked.start.resolve() == asked.out.resolve():
+        raise ConfigError(
+            f"--start and --out are both {asked.out}: the head to start from would be overwritten, and the run could "
+            "not go on from where it was broken off; give another --out"
+        )
 
 
 def _corpus(asked: Asked, target: Target, device: Callable[[], DeviceWriter], say: Say) -> dict[str, list[Answer]]:
@@ -222,6 +227,7 @@ def _corpus(asked: Asked, target: Target, device: Callable[[], DeviceWriter], sa
         num_prompts=asked.prompts,
         num_answers=asked.answers,
         num_tokens=asked.answer_tokens,
+        tools={"--answers-by": asked.answers_by, "--features-by": asked.features_by},
         say=say,
     )
     return {**answers, _TEXTS: as_they_stand(rows, chat, asked.texts)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,15 @@ def collect(
     num_prompts: int | None,
     num_answers: int | None,
     num_tokens: int,
+    tools: Mapping[str, str],
     say: Say,
 ) -> dict[str, list[Answer]]:
     """Answers to the first `num_prompts` prompts and as many imagined ones as asked for, mixed, the first `num_answers`
-    of them; and answers to their follow-ups."""
+    of them; and answers to their follow-ups. `tools`: options that say who makes what is kept."""
     writer = cache(make_writer)  # brought up only where something is missing
     folder.mkdir(parents=True, exist_ok=True)
-    made_with: dict[str, str | int] = {"--target": target, "--imagine": num_imagined, "--answer-tokens": num_tokens}
+    numbers = {"--imagine": num_imagined, "--answer-tokens": num_tokens}
+    made_with: dict[str, str | int] = {"--target": target, **numbers, **tools}
     _check_made_with(folder / "made_with.json", made_with)
     asked = _mixed(list(prompts[:num_prompts]), _imagine(folder / "imagined.jsonl", chat, writer, num_imagined, say))
     asked, ids = _fitting(asked, chat, say)
@@ -116,13 +118,13 @@ def _pieces(row: Row, chat: Chat) -> Iterator[Answer]:
             yield Answer(GIVEN, piece[:context], piece[context:])
 
 
-def _check_made_with(path: Path, asked: dict[str, str | int]) -> None:
+def _check_made_with(path: Path, asked: Mapping[str, str | int]) -> None:
     """What is in the folder is not made again, so it must be what is asked for."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else asked
     for key, value in asked.items():
         if known.get(key, value) != value:
             raise ConfigError(
-                f"{key} {value}: the answers in {path.parent} were made with {known[key]}; give that, or another --work"
+                f"{key} {value}: what is in {path.parent} was made with {known[key]}; give that, or another --work"
             )
     path.write_text(json.dumps(asked), encoding="utf-8")
 

@@ -56,6 +56,7 @@ def test_the_configuration_says_what_it_is_and_not_the_path(tmp_path: Path, meth
     [
         ({"architectures": ["EagleLlamaForCausalLM"]}, "eagle"),
         ({"architectures": ["EAGLEModel"]}, "eagle"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, "eagle"),
         ({"architectures": ["Eagle3LlamaForCausalLM"]}, "eagle3"),
         ({"architectures": ["LlamaForCausalLMEagle3"], "is_eagle": True}, "eagle3"),
         ({"is_eagle": True, "draft_vocab_size": 32}, "eagle"),  # the first form with a reduced vocabulary
@@ -184,6 +185,17 @@ def test_added_tokens_may_have_other_names(tiny: str, tmp_path: Path) -> None:
     assert configured(tiny, speculative_model=draft, num_speculative_tokens=1).method == "draft_model"
 
 
+@pytest.mark.parametrize("lacks", ["draft", "model"])
+def test_a_tokenizer_that_cannot_be_compared(tmp_path: Path, lacks: str) -> None:
+    places = {name: Path(tiny_model(tmp_path / name)) for name in ("draft", "model")}
+    path = places[lacks] / "tokenizer.json"
+    path.rename(path.with_name("vocab.json"))
+    asked = Speculation("draft_model", 4, model="D")
+    request = ServeRequest(str(places["model"]), 128, 4, draft_dir=str(places["draft"]), speculation=asked)
+    notes = resolve(request, {}).notes
+    assert f"speculative_model='D': its tokenizer is not compared with the model's, there is no {path}" in notes
+
+
 def test_a_draft_needs_no_tokenizer(tiny: str, tmp_path: Path) -> None:
     draft = tiny_model(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
@@ -289,6 +301,26 @@ def test_settings_of_prompt_lookup(tiny: str, tmp_path: Path) -> None:
     given = {"model": tiny_model(tmp_path), "num_speculative_tokens": 4, "prompt_lookup_max": 3}
     with pytest.raises(ConfigError, match=r"speculative_config\.prompt_lookup_max is for prompt lookup and no draft"):
         configured(tiny, speculative_config=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"speculative_config": {"method": "ngram", "model": "/draft"}}, "model='/draft'"),
+        ({"spec_method": "ngram", "speculative_model": "/draft"}, "model='/draft'"),
+        ({"speculative_config": {"model": "ngram", "revision": "main"}}, "revision='main'"),
+    ],
+)
+def test_prompt_lookup_beside_a_draft(tiny: str, given: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"speculative_config\.{key} is of a draft, and method='ngram' looks"):
+        configured(tiny, num_speculative_tokens=4, **given)
+
+
+def test_a_chunk_too_small_for_a_token_and_its_drafts(tiny: str) -> None:
+    asked = {"speculative_model": "ngram", "num_speculative_tokens": 4}
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens=4 with chunks of 4 prompt tokens: .* allow 5 or"):
+        configured(tiny, max_num_batched_tokens=4, **asked)
+    assert configured(tiny, max_num_batched_tokens=5, **asked).num_speculative_tokens == 4
 
 
 def test_a_head_is_not_served_as_a_model(tmp_path: Path) -> None:

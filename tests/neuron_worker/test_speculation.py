@@ -44,7 +44,8 @@ def drafting(make_engine: Make, asked: Asked) -> dict[str, Engine]:
 
 @pytest.fixture(scope="module")
 def engine(make_engine: Make) -> Engine:
-    return make_engine(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, disable_log_stats=False)
+    figures = {"disable_log_stats": False, "per_request_spec_decode_metrics": "summary"}
+    return make_engine(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, **figures)
 
 
 @pytest.fixture(params=PROPOSERS)
@@ -312,10 +313,30 @@ def test_placeholders_are_not_counted(engine: Engine, monkeypatch: pytest.Monkey
     before = counted(engine)
     engine.add("joins", prompt, greedy(6))
     assert engine.schedules(1) == [{"runs": 1, "joins": 1 + NUM_DRAFTS}]
+    figures = [request.spec_decode_metrics for request in engine.scheduler.requests.values()]
+    assert [each.histogram for each in figures if each is not None] == [[0] * (1 + NUM_DRAFTS)] * 2
     engine.finish()
     assert difference(counted(engine), before) == (0, 0, 0, [0, 0, 0, 0])
     assert engine.tokens["runs"] == expected([3, 4], 20)
     assert engine.tokens["joins"] == expected(prompt, 6)
+
+
+@pytest.mark.parametrize("more", [{}, {"long_prefill_token_threshold": 3}], ids=["", "threshold"])
+def test_the_smallest_chunk_lets_a_whole_prefix_hit_in(make_engine: Make, more: dict[str, Any]) -> None:
+    """Alone and behind another, with one token to compute: vLLM pads it to a row with all its drafts."""
+    chunk = {"options": {"chunk_tokens": NUM_DRAFTS + 1}}
+    engine = make_engine(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, **chunk, **more)
+    prompt = [(7 * i) % 60 + 3 for i in range(17)]
+    for _ in range(2):
+        engine.add("hit", prompt, greedy(6))
+        engine.step(30)
+        assert engine.tokens["hit"] == expected(prompt, 6)
+    engine.add("runs", [3, 4], greedy(20))
+    engine.step(3)
+    engine.add("hit", prompt, greedy(6))
+    engine.add("one", [5], greedy(6))
+    engine.step(40)
+    assert (engine.tokens["hit"], engine.tokens["one"]) == (expected(prompt, 6), expected([5], 6))
 
 
 # -- what is not served

@@ -65,11 +65,19 @@ def test_a_head_and_its_acceptance(words: list[str], tmp_path: Path, capsys: pyt
     assert weights["d2t"].shape == (64,)
 
 
-@pytest.mark.parametrize("key", ["--imagine", "--answer-tokens"])
-def test_what_was_made_otherwise_is_not_taken_for_it(words: list[str], tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("--imagine", "7"), ("--answer-tokens", "7"), ("--answers-by", "device"), ("--features-by", "device")],
+)
+def test_what_was_made_otherwise_is_not_taken_for_it(words: list[str], tmp_path: Path, key: str, value: str) -> None:
     trained(words)
-    with pytest.raises(ConfigError, match=rf"^{key} 7: the answers in {tmp_path}/work were made with \d+; give that"):
-        trained([*words, key, "7"])
+    with pytest.raises(ConfigError, match=rf"^{key} {value}: what is in {tmp_path}/work was made with \w+; give that"):
+        trained([*words, key, value])
+
+
+def test_a_head_is_not_written_over_the_one_it_starts_from(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--start and --out are both .*; give another --out"):
+        trained([*words, "--start", str(tmp_path / "head")])
 
 
 def test_prompts_that_are_too_long_are_counted(words: list[str], tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_a_state_of_other_beginnings_is_not_gone_on_with(
 ) -> None:
     trained(words)
     if key == "--start":
-        value = str(tmp_path / value)
+        value = str((tmp_path / value).rename(tmp_path / "before"))
     with pytest.raises(ConfigError, match=rf"state\.pt was trained with another {what}; give the same, or remove"):
         trained([*words, key, value])
 
@@ -211,7 +219,7 @@ def test_a_state_of_other_beginnings_is_not_gone_on_with(
 def test_answers_of_another_model_are_not_taken(words: list[str], target: Path, tmp_path: Path) -> None:
     trained(words)
     other = shutil.copytree(target, tmp_path / "another place" / target.name)
-    with pytest.raises(ConfigError, match=rf"^--target {other}: the answers in .* were made with {target}; give that"):
+    with pytest.raises(ConfigError, match=rf"^--target {other}: what is in .* was made with {target}; give that"):
         trained([*words, "--target", str(other)])
 
 

@@ -63,7 +63,7 @@ def form_of(config: ConfigJson) -> Literal["model", "eagle", "eagle3"]:
     names = [str(name) for name in config.get("architectures") or ()]
     if any("eagle3" in name.lower() for name in names):
         return "eagle3"
-    if config.flag("is_eagle", default=False) or any(name.lower().startswith("eagle") for name in names):
+    if config.flag("is_eagle", default=False) or any("eagle" in name.lower() for name in names):
         return "eagle"
     return "eagle3" if config.has("draft_vocab_size") else "model"
 
