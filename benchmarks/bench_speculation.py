@@ -47,9 +47,11 @@ class Bars:
     speed_of_quoting: float | None = None
 
 
+EAGLE_BARS = Bars(1.9, 0.94, {"float32": 1.15, "int8": 1.3})
 BARS = {
     "ngram": Bars(1.35, 0.97, speed_of_quoting=1.15),
-    "eagle": Bars(1.9, 0.94, {"float32": 1.15, "int8": 1.3}),
+    "eagle": EAGLE_BARS,
+    "eagle-alone": EAGLE_BARS,  # the head by itself
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 from neuronserve import speculative
 from neuronserve.speculative.proposer import ASK_DEVICE, Context, LookupFirst, Proposal
 
-from ..tools.prompts import Prompt
+from ..tools.prompts import Prompt, read_prompts, subset
 from ..tools.random_model import random_eagle3_head, random_llama
 from .conftest import greedy
 from .test_smollm2 import check, test_alone, test_eight_at_once  # noqa: F401  (collected here, on this module's engine)
@@ -176,17 +176,23 @@ def seeded(num_tokens: int) -> SamplingParams:
 
 
 @pytest.fixture(scope="session")
-def plainly(running: Callable[..., Any], prompts: list[Prompt], num_tokens: int) -> list[list[int]]:
+def ten(smollm2: Path) -> list[Prompt]:
+    """With `--full` too: of what is not counted by the forty."""
+    return subset(read_prompts(smollm2))
+
+
+@pytest.fixture(scope="session")
+def plainly(running: Callable[..., Any], ten: list[Prompt], num_tokens: int) -> list[list[int]]:
     """Seeded answers without drafts."""
     with running(block_size=16) as engine:
-        return engine.run([prompt.tokens for prompt in prompts], seeded(num_tokens), at_once=8)
+        return engine.run([prompt.tokens for prompt in ten], seeded(num_tokens), at_once=8)
 
 
 def test_a_seed_gives_the_tokens_of_plain_sampling(
-    engine: Engine, prompts: list[Prompt], num_tokens: int, plainly: list[list[int]]
+    engine: Engine, ten: list[Prompt], num_tokens: int, plainly: list[list[int]]
 ) -> None:
     engine.forget()
-    assert engine.run([prompt.tokens for prompt in prompts], seeded(num_tokens), at_once=3) == plainly
+    assert engine.run([prompt.tokens for prompt in ten], seeded(num_tokens), at_once=3) == plainly
 
 
 # -- the head that is shipped
@@ -211,10 +217,10 @@ def test_the_shipped_head(
 
 
 def test_the_shipped_head_is_as_often_right_after_a_hit_and_after_chunks(
-    running: Callable[..., Any], prompts: list[Prompt], num_tokens: int
+    running: Callable[..., Any], ten: list[Prompt], num_tokens: int
 ) -> None:
     said, found = SameAsBefore(), []
-    asked = [prompt.tokens for prompt in prompts[::2]]
+    asked = [prompt.tokens for prompt in ten[::2]]
     for where in ({"block_size": 16, "options": ALWAYS}, CHUNKS):
         with running(speculative_model=str(SHIPPED), num_speculative_tokens=NUM_DRAFTS, **where) as engine:
             drafter_of(engine)._proposer = said
@@ -255,10 +261,10 @@ def test_preempted_between_drafts_that_are_right(
 
 
 def test_in_bfloat16_too(
-    running: Callable[..., Any], prompts: list[Prompt], num_tokens: int, drafts: dict[str, str]
+    running: Callable[..., Any], ten: list[Prompt], num_tokens: int, drafts: dict[str, str]
 ) -> None:
     """In which the guide's scripts are served, and ties are common: plain decoding's tokens, whoever drafts."""
-    asked = [prompt.tokens for prompt in prompts[::2]]
+    asked = [prompt.tokens for prompt in ten[::2]]
     found, kept = {}, {}
     for who in (None, drafts["lookup"], drafts["itself"], str(SHIPPED)):
         drafting = {} if who is None else {"speculative_model": who, "num_speculative_tokens": NUM_DRAFTS}
