@@ -28,7 +28,7 @@ OWN_SERVERS = (
 """Of `e2e`: they start servers of their own. The others share those of the session and so run in one process, as each
 start costs half a minute."""
 
-FIRST = ("e2e", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_start_and_stop.py")
+FIRST = ("e2e", "test_lint.py", "test_faults.py", "test_smollm2.py", "test_start_and_stop.py", "test_verify.py")
 """Begun first, so that nothing long is left for the end."""
 
 

@@ -171,6 +171,7 @@ def test_a_peak_is_of_registers_not_of_memory(options: list[str]) -> None:
     assert not [operands for operands in products if "(%rsp)" in operands]
 
 
+@pytest.mark.full
 def test_the_profile_of_a_step_names_its_operations(smollm2: Path) -> None:
     """The whole command, as it looks into the device that it watches."""
     script = Path(floor.__file__).with_name("step_profile.py")

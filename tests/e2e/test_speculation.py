@@ -18,6 +18,8 @@ from ..tools.reference import Reference
 from ..tools.server import PATIENCE, VLLM, Server, free_port
 from .conftest import FLAGS, MODEL
 
+PROPOSERS = ["lookup", *(pytest.param(name, marks=pytest.mark.full) for name in ("head", "itself"))]
+
 SHIPPED = Path(speculative.__file__).parent / "heads" / "SmolLM2-135M-Instruct"
 
 
@@ -27,7 +29,7 @@ def flags(drafts: str, model: Path) -> list[str]:
     return ["--speculative-model", str(SHIPPED if drafts == "head" else model), "--num-speculative-tokens", "4"]
 
 
-@pytest.fixture(scope="module", params=["lookup", "head", pytest.param("itself", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=PROPOSERS)
 def server(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = free_port()
     command = [VLLM, "serve", str(smollm2), "--port", str(port), *FLAGS, "--dtype", "float32"]

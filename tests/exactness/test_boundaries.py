@@ -41,10 +41,11 @@ def test_around() -> None:
     assert around([0, 1, 4], 4) == [1, 2, 3, 4]
 
 
-def test_prompts(engine: Engine, text: list[int], reference: Reference) -> None:
+def test_prompts(engine: Engine, text: list[int], reference: Reference, *, full: bool) -> None:
     sizes = engine.config.plan.prefill_tokens
     assert len(sizes) > 4
-    prompts = [text[:length] for length in around(sizes, LENGTH - 2)]
+    lengths = around(sizes, LENGTH - 2) if full else sorted({*sizes, *(size + 1 for size in sizes)} - {0})
+    prompts = [text[:length] for length in lengths]
     reference.check(zip(prompts, engine.run(prompts, greedy(2), at_once=1), strict=True))
 
 

@@ -185,14 +185,14 @@ def ten(smollm2: Path) -> list[Prompt]:
 def plainly(running: Callable[..., Any], ten: list[Prompt], num_tokens: int) -> list[list[int]]:
     """Seeded answers without drafts."""
     with running(block_size=16) as engine:
-        return engine.run([prompt.tokens for prompt in ten], seeded(num_tokens), at_once=8)
+        return engine.run([prompt.tokens for prompt in ten[::2]], seeded(num_tokens), at_once=5)
 
 
 def test_a_seed_gives_the_tokens_of_plain_sampling(
     engine: Engine, ten: list[Prompt], num_tokens: int, plainly: list[list[int]]
 ) -> None:
     engine.forget()
-    assert engine.run([prompt.tokens for prompt in ten], seeded(num_tokens), at_once=3) == plainly
+    assert engine.run([prompt.tokens for prompt in ten[::2]], seeded(num_tokens), at_once=3) == plainly
 
 
 # -- the head that is shipped

@@ -108,6 +108,7 @@ def test_the_other_compiler_gives_the_same_results(
     assert not library.traces
 
 
+@pytest.mark.full
 def test_every_graph_of_a_large_plan_is_compiled_once(
     graphs: list[torch.fx.GraphModule],
     library: ModuleType,
