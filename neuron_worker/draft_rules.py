@@ -122,9 +122,10 @@ def _check_tokenizer(pair: Pair) -> list[str]:
     draft has a tokenizer that nothing here can compare; a head mostly has none, and is believed."""
     own, other = (Path(directory) / TOKENIZER for directory in (pair.draft_dir, pair.target_dir))
     if not own.is_file() or not other.is_file():
-        has_one = any((own.parent / name).is_file() for name in (TOKENIZER, *OTHER_TOKENIZERS))
+        if not any((own.parent / name).is_file() for name in (TOKENIZER, *OTHER_TOKENIZERS)):
+            return []
         missing = other if own.is_file() else own
-        return [f"{pair.draft}: its tokenizer is not compared with the model's, there is no {missing}"] * has_one
+        return [f"{pair.draft}: its tokenizer is not compared with the model's, there is no {missing}"]
     if own.read_bytes() == other.read_bytes():
         return []
     draft, target = _tokens(own), _tokens(other)

@@ -13,6 +13,7 @@ Knows the plan's limits and the device's capabilities. Knows no tensors and no m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from vllm.v1.request import RequestStatus
 from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.output import FailedStep, ForgottenCache
 from neuronserve.speculative.verify import real_drafts
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -58,7 +61,11 @@ class NeuronScheduler(Scheduler):
             # No prompt may put more than a chunk in a step, whatever budget preempted rows leave behind; nor may vLLM
             # cut a row that it has filled up with placeholders, which it then finds too short.
             threshold = self.scheduler_config.long_prefill_token_threshold or config.plan.chunk_tokens
-            threshold = max(threshold, 1 + self.num_spec_tokens)
+            if threshold <= self.num_spec_tokens:
+                threshold, given = 1 + self.num_spec_tokens, threshold
+                logger.warning(
+                    "--long-prefill-token-threshold %d holds no token and its drafts: raised to %d", given, threshold
+                )
             self.scheduler_config.long_prefill_token_threshold = min(threshold, config.plan.chunk_tokens)
 
     def add_request(self, request: Request) -> None:

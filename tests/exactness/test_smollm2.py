@@ -1,7 +1,7 @@
 """Greedy tokens equal transformers' however a request was batched, chunked, cached, preempted or late.
 
 Each engine has one block size and one way of cutting prompts; every test is one way of arriving. Without `--full`:
-ten prompts, 24 tokens each, on three engines; with it, all forty and 64 on four.
+ten prompts (alone five), 24 tokens each, on three engines; with it, all forty and 64 on four.
 """
 
 from __future__ import annotations

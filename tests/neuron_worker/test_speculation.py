@@ -322,10 +322,13 @@ def test_placeholders_are_not_counted(engine: Engine, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("more", [{}, {"long_prefill_token_threshold": 3}], ids=["", "threshold"])
-def test_the_smallest_chunk_lets_a_whole_prefix_hit_in(make_engine: Make, more: dict[str, Any]) -> None:
+def test_the_smallest_chunk_lets_a_whole_prefix_hit_in(
+    make_engine: Make, more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Alone and behind another, with one token to compute: vLLM pads it to a row with all its drafts."""
     chunk = {"options": {"chunk_tokens": NUM_DRAFTS + 1}}
     engine = make_engine(speculative_model="ngram", num_speculative_tokens=NUM_DRAFTS, **chunk, **more)
+    assert ("-threshold 3 holds no token and its drafts: raised to 5" in caplog.text) == bool(more)
     prompt = [(7 * i) % 60 + 3 for i in range(17)]
     for _ in range(2):
         engine.add("hit", prompt, greedy(6))
