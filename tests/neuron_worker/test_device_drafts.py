@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, repeat
 from typing import Any
 
@@ -17,6 +17,7 @@ from neuronserve.bucketing.row import Row
 from neuronserve.neuron_worker import runner
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
+from neuronserve.neuron_worker.look_ahead import Call
 from neuronserve.speculative.depth import Offer
 from neuronserve.speculative.proposer import DeviceDraft, LookupFirst, PromptLookup
 
@@ -231,6 +232,39 @@ def test_what_a_step_cost_and_what_was_kept_is_learned(adaptive: Engine) -> None
     assert costs.lines is not None
     assert costs.since_plain + costs.num_plain > 5
     assert pace._depth.chances._places  # of what was drafted, or looked up for nothing
+
+
+@pytest.mark.parametrize(("how", "counts"), [({}, False), ({"logprobs": 1}, True)], ids=["on device", "on host"])
+def test_what_sampling_on_the_host_takes_is_part_of_a_steps_cost(
+    adaptive: Engine, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], counts: bool
+) -> None:
+    """It samples position by position, so drafts cost there too."""
+    pace, told = drafter_of(adaptive).pace, list[float]()
+    assert pace is not None
+
+    def saw(call: Call, num_tokens: Mapping[str, int], host_seconds: float = 0.0) -> None:
+        told.append(host_seconds)
+
+    monkeypatch.setattr(pace, "saw", saw)
+    assert adaptive.tokens_of([3, 4], greedy(10, **how)) == expected([3, 4], 10)
+    assert told
+    assert {seconds > 0 for seconds in told} == {counts}
+
+
+def test_asking_between_the_calls_of_a_step_is_not_learned_from(
+    adaptive: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waited for it that a choice could have spared; only what follows a step's last call was chosen."""
+    pace, asked, counters = drafter_of(adaptive).pace, list[int](), adaptive.worker.runner.counters
+    assert pace is not None
+    monkeypatch.setattr(runner, "split", lambda rows, plan: [[row] for row in rows])
+    monkeypatch.setattr(pace, "asked", lambda num_asked, seconds: asked.append(num_asked))
+    decide(adaptive, monkeypatch, repeat(True))
+    steps, prompts = counters.steps, [LONG[:40], [3, 4], [9, 9, 9]]
+    outputs = adaptive.generate(prompts, greedy(10))
+    assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(prompt, 10) for prompt in prompts]
+    assert len(asked) <= counters.steps - steps
+    assert set(asked) <= {0, 1}  # of a step's last call
 
 
 # -- when it fails
