@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from neuronserve.neuron_worker.device.base import DeviceOutput, PackedBatch
 from neuronserve.neuron_worker.rounds import HostRow
 
 from .engine import Engine, greedy
+from .tiny_model import SMOLLM2_HEADS, tiny_model
 
 
 class Calls:
@@ -44,12 +46,23 @@ class Calls:
         return [(batch.shape.decode_rows, batch.shape.prefill_tokens) for batch in self.batches]
 
 
-@pytest.fixture
-def crowd(make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Calls]]:
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model that has weights, for a device that computes."""
+    directory = tmp_path_factory.mktemp("weighted")
+    tiny_model(directory, hidden_size=144, **SMOLLM2_HEADS)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(directory)).save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(params=["arithmetic", "cpu"])
+def crowd(
+    request: pytest.FixtureRequest, weighted: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Engine, Calls]]:
     """Three requests, one of which is sampled on the host where `logprobs` says so."""
 
     def start(**more: Any) -> tuple[Engine, Calls]:
-        engine = make_engine()
+        engine = Engine(weighted, options={"backend": request.param}, num_gpu_blocks_override=64)
         calls = Calls(engine, monkeypatch)
         for number, prompt in enumerate(([3, 4], [5, 6, 7], [8])):
             engine.add(f"r{number}", prompt, greedy(8, **(more if number == 0 else {})))
