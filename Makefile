@@ -23,6 +23,7 @@ SDK_IMAGE =
 DOCKER ?= docker
 
 .PHONY: help install demo-model serve test test-full fuzz lint format bench bench-peers bench-http bench-memory \
+  bench-start bench-accuracy bench-kernels bench-all \
   bench-padding bench-context bench-speculation bench-speculation-batches profile wheelhouse dist lock clean distclean \
   neuronx-tgi neuronx-sagemaker neuronx-vllm tpu-tgi cpu-tgi cpu-sagemaker cpu-vllm
 
@@ -40,6 +41,9 @@ help:
 	@echo 'make bench-padding  prompt tokens computed per real one on those traces (DATA=directory)'
 	@echo 'make bench-memory, bench-context  memory of a load; decode time against context, with a plot'
 	@echo 'make bench-speculation  tokens per step and speed-up by category (DATA=spec_bench.jsonl)'
+	@echo 'make bench-start, bench-accuracy  time to ready; what int8 costs (DATA=directory)'
+	@echo 'make bench-kernels  the linear layers alone, beside what torch has for them'
+	@echo 'make bench-all    every number and verdict (DATA=directory with traces/, corpora/, prompts/)'
 	@echo 'make profile      where a millisecond of a step goes'
 	@echo 'make wheelhouse   every wheel an installation needs, with hashes, in wheelhouse/'
 	@echo 'make dist         our sdist and wheel, in dist/'
@@ -80,12 +84,30 @@ format: install
 
 bench: install
 	@$(QUIET) $(BIN)/python benchmarks/bench.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+
+bench-start: install
+	@$(QUIET) $(BIN)/python benchmarks/start.py $(ARGS)
+
+# Every published number and its verdict, one after the other: two or three hours of a machine that does nothing else.
+bench-all: install
+	@test -d "$(DATA)" || { echo 'bench-all: DATA=directory with traces/, corpora/ and prompts/'; exit 2; }
+	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py --prompts "$(DATA)/prompts/spec_bench.jsonl"
+	@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" --text "$(DATA)/corpora/plain_wiki.txt"
+	@$(QUIET) $(BIN)/python benchmarks/host_share.py
+	@$(QUIET) $(BIN)/python benchmarks/prefix.py
+	@$(BIN)/python benchmarks/load_memory.py
 	@$(QUIET) $(BIN)/python benchmarks/start.py
+	@$(BIN)/python benchmarks/accuracy.py --data "$(DATA)" --windows 0 --questions 0
+	@$(BIN)/python benchmarks/padding.py --data "$(DATA)"
+	@$(BIN)/python benchmarks/scaling.py
+	@$(QUIET) $(BIN)/python benchmarks/bench_speculation.py --data "$(DATA)/prompts/spec_bench.jsonl"
+	@$(QUIET) $(BIN)/python benchmarks/speculation_batches.py --data "$(DATA)/prompts/spec_bench.jsonl"
 
 bench-peers: install
 	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 bench-http: install
+	@test -d "$(DATA)" || { echo 'bench-http: DATA=directory with the Azure traces'; exit 2; }
 	@$(QUIET) $(BIN)/python benchmarks/host_share.py
 	@$(QUIET) $(BIN)/python benchmarks/prefix.py
 	@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" $(ARGS)
@@ -98,6 +120,12 @@ bench-memory: install
 
 bench-context: install
 	@$(BIN)/python benchmarks/scaling.py $(ARGS)
+
+bench-accuracy: install
+	@$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+bench-kernels: install
+	@$(BIN)/python benchmarks/linear.py $(ARGS)
 
 profile: install
 	@$(QUIET) $(BIN)/python benchmarks/step_profile.py $(ARGS)

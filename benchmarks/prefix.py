@@ -12,7 +12,8 @@ import random
 import statistics
 
 import openai
-from bench import cell, conditions, demo_model, verdict
+from bars import verdict
+from bench import cell, conditions, demo_model
 from replay import Request, ask
 from serving import INT8, Server, serve
 

@@ -17,7 +17,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from bench import cell, conditions, verdict
+from bars import verdict
+from bench import cell, conditions
 
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.bucketing.row import Row, int32

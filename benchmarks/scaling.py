@@ -11,7 +11,6 @@ values. Operations: two for each weight and row, and attention's.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -22,13 +21,14 @@ from pathlib import Path
 import floor
 import numpy as np
 import plot
-from bench import conditions, demo_model, verdict
-from bench_peers import num_weights
+from bars import verdict
+from bench import conditions, demo_model
+from work import Step, Work
 
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.bucketing.row import Row, int32
 from neuronserve.neuron_worker.device import registry
-from neuronserve.neuron_worker.device.base import Device, DeviceOptions, ModelFacts, StepShape, Want
+from neuronserve.neuron_worker.device.base import Device, DeviceOptions, StepShape, Want
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096)
 STREAMS = (1, 2, 4, 8, 16, 32)
@@ -51,30 +51,9 @@ class Point:
     def positions(self) -> int:
         return self.streams * self.context
 
-
-@dataclass(frozen=True)
-class Model:
-    """What of the model decides how long a step takes."""
-
-    weights: int
-    weight_bytes: int
-    kv_bytes: int  # of one position, all layers
-    attention_width: int  # query heads by head size by layers
-
-    @classmethod
-    def of(cls, directory: str, facts: ModelFacts, bytes_each: int) -> Model:
-        config = json.loads((Path(directory) / "config.json").read_text())
-        width = config["num_attention_heads"] * facts.head_dim * facts.num_layers
-        # A row of the embedding is looked up; all of it is read only where it is the head too.
-        looked_up = 0 if config.get("tie_word_embeddings") else config["vocab_size"] * config["hidden_size"]
-        weights = num_weights(directory) - looked_up
-        return cls(weights, weights * bytes_each, facts.bytes_per_kv_token, width)
-
-    def num_bytes(self, point: Point) -> float:
-        return self.weight_bytes + point.positions * self.kv_bytes
-
-    def operations(self, point: Point) -> float:
-        return 2.0 * self.weights * point.streams + 4.0 * self.attention_width * point.positions
+    @property
+    def step(self) -> Step:
+        return Step.of_decoding(self.streams, self.context)
 
 
 @dataclass(frozen=True)
@@ -132,7 +111,7 @@ class Bench:
         how = {"quantization": quantization, "quantize_head": is_int8, "activations": "int8" if is_int8 else "float32"}
         options = DeviceOptions(most, longest, BLOCK, 1, **how)  # type: ignore[arg-type]
         facts = self.device.load(model, options)
-        self.model = Model.of(model, facts, 1 if is_int8 else 4)
+        self.work = Work.of(model, 1 if is_int8 else 4)
         self.points = affordable(points, facts.bytes_per_kv_token, available_bytes())
         num_blocks = 1 + max(-(-point.context // BLOCK) * point.streams for point in self.points)
         self.device.allocate(num_blocks)
@@ -193,10 +172,13 @@ def table(found: dict[Point, float], predicted: dict[Point, float]) -> None:
         print(f"| {streams} | " + " | ".join(cells) + " |")
 
 
-def report(label: str, model: Model, found: dict[Point, float], machine: floor.Floor | None) -> plot.Panel:
+def report(
+    label: str, work: Work, found: dict[Point, float], num_asked: int, machine: floor.Floor | None
+) -> plot.Panel:
     points = list(found)
-    fitted = fit([model.num_bytes(p) for p in points], [model.operations(p) for p in points], list(found.values()))
-    predicted = {p: fitted.seconds(model.num_bytes(p), model.operations(p)) for p in points}
+    num_bytes, operations = [work.num_bytes(p.step) for p in points], [work.operations(p.step) for p in points]
+    fitted = fit(num_bytes, operations, list(found.values()))
+    predicted = {p: fitted.seconds(*of) for p, *of in zip(points, num_bytes, operations, strict=True)}
     print(f"\n{label}")
     table(found, predicted)
     print(
@@ -205,7 +187,11 @@ def report(label: str, model: Model, found: dict[Point, float], machine: floor.F
     )
     if machine:
         print(f"the machine's own {machine}")
-    print(f"{verdict(fitted.worst <= BAR)} bar 10, {label}: worst point {fitted.worst:.2f} x from the fit (bar {BAR})")
+    said = verdict(fitted.worst <= BAR)
+    print(
+        f"{said if len(points) == num_asked else 'part'} bar 10, {label}: worst of {len(points)} of {num_asked} points "
+        f"{fitted.worst:.2f} x from the fit (bar {BAR})"
+    )
     series = [
         plot.Series(
             f"{streams} streams",
@@ -226,6 +212,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="*", default=list(STREAMS))
     parser.add_argument("--plot", type=Path, default=Path("build/decode-time.svg"))
     arguments = parser.parse_args()
+    if not arguments.streams or not arguments.contexts:
+        parser.error("--streams and --contexts take at least one number")
     model = arguments.model or demo_model()
     print(conditions())
     machine = floor.measure()
@@ -235,7 +223,8 @@ def main() -> None:
         bench = Bench(model, None if quantization == "none" else quantization, points)
         found = measure(bench, arguments.rounds)
         bench.device.close()
-        panels.append(report("float32" if quantization == "none" else quantization, bench.model, found, machine))
+        label = "float32" if quantization == "none" else quantization
+        panels.append(report(label, bench.work, found, len(points), machine))
     arguments.plot.parent.mkdir(parents=True, exist_ok=True)
     arguments.plot.write_text(plot.svg(panels))
     print(f"\nplot: {os.fspath(arguments.plot)}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import INT8_HEAD
-from peers import PEERS, interpreter
+from peers import PEERS, interpreter, serving
 from start import free_port, wait
 
 INT8 = ("--quantization", "neuron_quant", "--additional-config", json.dumps(INT8_HEAD["additional_config"]))
@@ -36,6 +36,7 @@ class Server:
     url: str
     pid: int
     model: str
+    said: str = ""  # until it was ready
 
     def metrics(self) -> dict[str, float]:
         """`name{labels}` -> value. Our counts are at most a second old, so wait that long before."""
@@ -52,7 +53,7 @@ def serve(model: str, *, peer: str = "ours", flags: Sequence[str] = ()) -> Itera
         command = [str(python.parent / "vllm"), "serve", model, "--device", "neuron"]
     else:  # the same server; its command asks for the version of a package that bears another name there
         # PYTHONSAFEPATH: else it would find our plugin's metadata in a checkout that it is started in.
-        environment["PYTHONSAFEPATH"] = "1"
+        environment.update(PYTHONSAFEPATH="1", **serving(PEERS[peer]))
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--host", "127.0.0.1", "--port", str(port), *flags]
     for name, value in PEERS[peer].extra.items():
@@ -61,7 +62,8 @@ def serve(model: str, *, peer: str = "ours", flags: Sequence[str] = ()) -> Itera
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             wait(server, f"http://127.0.0.1:{port}/health", time.perf_counter())
-            yield Server(f"http://127.0.0.1:{port}", server.pid, model)
+            log.seek(0)
+            yield Server(f"http://127.0.0.1:{port}", server.pid, model, log.read())
         except RuntimeError:
             log.seek(0)
             sys.exit(log.read()[-3000:])

@@ -13,7 +13,8 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from bench import conditions, demo_model, verdict
+from bars import verdict
+from bench import conditions, demo_model
 from bench_speculation import PLAIN, QUANTIZATIONS, Child, options, proposers, questions
 
 BARS = {"ngram": 0.97, "eagle": 0.94, "eagle-alone": 0.94}
