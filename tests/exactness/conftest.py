@@ -59,3 +59,11 @@ def running(smollm2: Path) -> Callable[..., Any]:
             engine.close()
 
     return run
+
+
+@pytest.fixture
+def one_at_a_time(request: pytest.FixtureRequest) -> None:
+    """Skips on the engines that the test's module names in `NOT_ALONE`."""
+    engine = request.node.callspec.id
+    if engine in getattr(request.module, "NOT_ALONE", ()):
+        pytest.skip("one at a time is asked of other engines, which compute it alike")

@@ -2,8 +2,9 @@
 
 The tests of `test_smollm2`, every one and unchanged. By default they run on one engine by this interpreter; with
 `--full` on all engines of that module by this interpreter, and on one by the bare interpreter, which has numpy, torch
-and what torch imports, and differs in no shape. What the bare one lacks is looked at either way, and it answers three
-short prompts for each of the CPU's two backends.
+and what torch imports, and differs in no shape. One request at a time, the longest of them, goes through the one engine
+in both: such steps differ between engines in their blocks' numbers alone, which the other tests take across. What the
+bare one lacks is looked at either way, and it answers three short prompts for each of the CPU's two backends.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ..tools.reference import Reference
 
 SHORT = "block_16_tiny_cache"
+NOT_ALONE = tuple(f"{name}-this" for name in ENGINES if name != SHORT)
 
 
 @pytest.fixture(scope="session")

@@ -50,9 +50,10 @@ def check(reference: Reference, prompts: list[Prompt], tokens: list[list[int]]) 
     reference.check(zip([prompt.tokens for prompt in prompts], tokens, strict=True))
 
 
-def test_alone(cold: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference, *, full: bool) -> None:
+@pytest.mark.usefixtures("one_at_a_time", "cold")
+def test_alone(engine: Engine, prompts: list[Prompt], num_tokens: int, reference: Reference, *, full: bool) -> None:
     prompts = prompts if full else prompts[1::2]
-    tokens = cold.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=1)
+    tokens = engine.run([prompt.tokens for prompt in prompts], greedy(num_tokens), at_once=1)
     assert all(len(answer) == num_tokens for answer in tokens)
     check(reference, prompts, tokens)
 

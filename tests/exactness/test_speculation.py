@@ -86,6 +86,7 @@ def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {"lookup": "ngram", "random": str(random), "itself": str(smollm2), **heads}
 
 
+NOT_ALONE = ("lookup-tiny_cache",)
 QUICK = ("lookup-chunks_32", "itself-chunks_32", "eagle-both", "eagle3-both")
 
 
