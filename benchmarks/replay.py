@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ PEER_LABELS = {
     "vllm-cpu-all-cores": "vLLM CPU float32, all cores",
     "vllm-cpu-iomp": "vLLM CPU float32, all cores, libiomp",
 }
+THREADS = re.compile(r"ompmultiprocessing\.py:\d+\](.*)")
 SETTLE_S = 2.0
 """Threads of the server that was measured before may spin that long."""
 FLAGS = ("--max-num-seqs", str(CLIENTS), "--max-model-len", str(LENGTH), "--no-enable-prefix-caching")
@@ -218,13 +220,9 @@ def offered_rate(found: Found) -> float:
     return LOAD * (min(ours, theirs[1]) if theirs else ours)
 
 
-def say_threads(label: str, server: Server) -> None:
-    """What vLLM says of the cores it computes on, and what its processes have."""
-    said = server.said.partition("OpenMP thread binding info")[2].splitlines()
-    info = "; ".join(
-        line.split("]")[-1].strip() if "]" in line and "INFO" in line else line.strip() for line in said[1:6]
-    )
-    print(f"{label}: {info or 'says nothing of its threads'}")
+def threads_said(output: str) -> str:
+    """What vLLM's CPU server says of the cores that it computes on; of any other, nothing."""
+    return "; ".join(line.strip() for line in THREADS.findall(output)[1:])
 
 
 def say_padding(server: Server) -> None:
@@ -268,7 +266,7 @@ def main() -> None:
         servers = {OURS: stack.enter_context(serve(model, flags=(*FLAGS, *INT8)))}
         for peer in arguments.peers:
             servers[PEER_LABELS[peer]] = stack.enter_context(serve(model, peer=peer, flags=FLAGS))
-            say_threads(PEER_LABELS[peer], servers[PEER_LABELS[peer]])
+            print(f"{PEER_LABELS[peer]}: {threads_said(servers[PEER_LABELS[peer]].said)}")
         for server in servers.values():
             run(server, requests[: 2 * CLIENTS], None)  # what the first requests pay for is not counted
         found = measure(servers, requests, arguments.rounds, None)

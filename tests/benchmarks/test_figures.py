@@ -22,7 +22,7 @@ from data_files import find
 from floor import Floor
 from host_share import ENGINE, device_threads, spent
 from peers import PEERS, Unavailable, reason, running, serving
-from replay import OURS, Answer, best, figures, offered_rate, read_trace, requests_of, stretch_for
+from replay import OURS, Answer, best, figures, offered_rate, read_trace, requests_of, stretch_for, threads_said
 from scaling import fit
 from serving import Thread, samples, total
 from step_profile import Stopwatch, by_kind, label
@@ -119,6 +119,13 @@ def test_data_is_found_in_the_directory_or_in_its_folder(tmp_path: Path) -> None
     assert find(tmp_path, "traces", "a.csv") == find(tmp_path / "traces", "traces", "a.csv")
     assert find(tmp_path, "corpora", "a.csv") is None
     assert find(None, "traces", "a.csv") is None
+
+
+def test_the_cores_of_a_server_are_told() -> None:
+    said = "(EngineCore pid=6) INFO 11-23 07:33:41 [ompmultiprocessing.py:185] "
+    output = f"x\n{said}OpenMP thread binding info: \n{said}\tauto_setup=False\n{said}\tcore ids=[0, 1]\ny\n"
+    assert threads_said(output) == "auto_setup=False; core ids=[0, 1]"
+    assert threads_said("ready") == ""
 
 
 def test_a_figure_is_held_against_the_best_server_in_it() -> None:
