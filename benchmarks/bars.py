@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OURS_FLOAT, OURS_INT8, OURS_DRAFTS = "ours float32", "ours int8", "ours int8, drafts"
+OURS_FLOAT_HEAD = "ours int8, float32 head"  # as `make bench` has it
 LLAMA_CPP, LLAMA_CPP_Q4, OPENVINO = "llama.cpp Q8_0", "llama.cpp Q4_1", "OpenVINO int8"
 VLLM, VLLM_TUNED = "vLLM CPU float32", "vLLM CPU float32, libiomp"
 EIGHT_BIT = (LLAMA_CPP, OPENVINO)
@@ -68,6 +69,9 @@ BARS = (
     Bar("9", OURS_FLOAT, "sampled 16", (OURS_FLOAT,), 0.85, other="decode 16"),
     Bar("9", OURS_INT8, "sampled 8", (OURS_INT8,), 0.85, other="decode 8"),
     Bar("9", OURS_INT8, "sampled 16", (OURS_INT8,), 0.85, other="decode 16"),
+    Bar("of bench", OURS_FLOAT_HEAD, "decode 8", FLOAT, 1.5),
+    Bar("of bench", OURS_FLOAT_HEAD, "sampled 8", (OURS_FLOAT_HEAD,), 0.85, other="decode 8"),
+    Bar("of bench", OURS_FLOAT_HEAD, "sampled 16", (OURS_FLOAT_HEAD,), 0.85, other="decode 16"),
     Bar("10", OURS_INT8, "decode 1", EIGHT_BIT, 1.0),
     Bar("10", OURS_DRAFTS, "text", PEERS, 1.0),
     Bar("10", OURS_DRAFTS, "text", (OURS_INT8,), 1.3),

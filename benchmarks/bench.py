@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import bars
-from bars import OURS_FLOAT, VLLM, VLLM_TUNED, Values, verdict
+from bars import OURS_FLOAT, OURS_FLOAT_HEAD, VLLM, VLLM_TUNED, Values, verdict
 from peers import PEERS, Unavailable, interpreter, model_for, reason, running
 
 HERE = Path(__file__).resolve().parent
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="no sampled decoding")
     arguments = parser.parse_args()
     model = arguments.model or demo_model()
-    entries = [Entry(OURS_FLOAT, "ours"), Entry("ours int8, float32 head", "ours", "neuron_quant")]
+    entries = [Entry(OURS_FLOAT, "ours"), Entry(OURS_FLOAT_HEAD, "ours", "neuron_quant")]
     entries += [Entry(PEER_LABELS[peer], peer) for peer in arguments.peers]
     print(conditions(), flush=True)
     processes = {entry.label: Process(entry, model) for entry in entries}

@@ -31,6 +31,7 @@ from bars import verdict
 from bench import cell, conditions, demo_model
 from bench_peers import PROMPTS, texts
 from data_files import TRACES, find
+from peers import Unavailable
 from serving import INT8, Server, serve, total
 from tokenizers import Tokenizer
 
@@ -215,7 +216,7 @@ def best(found: Found, name: str, sense: str) -> tuple[str, float] | None:
 
 
 def offered_rate(found: Found) -> float:
-    """Requests a second that leave every server but a crippled one room: of ours or the best peer's most, the less."""
+    """Requests a second in the open loop: `LOAD` of the most that ours or the best peer answered, whichever is less."""
     ours, theirs = statistics.median(found[OURS]["requests/s"]), best(found, "requests/s", ">=")
     return LOAD * (min(ours, theirs[1]) if theirs else ours)
 
@@ -251,7 +252,9 @@ def main() -> None:
     parser.add_argument("--open-rounds", type=int, help="of the open loop (default: as many)")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--text", type=Path, default=PROMPTS, help="a text or JSONL that the prompts are cut from")
-    parser.add_argument("--peers", nargs="*", default=["vllm-cpu-iomp"], choices=list(PEER_LABELS))
+    parser.add_argument(
+        "--peers", nargs="*", default=["vllm-cpu-all-cores", "vllm-cpu-iomp"], choices=list(PEER_LABELS)
+    )
     arguments = parser.parse_args()
     if (trace := find(arguments.data, TRACES, TRACE)) is None:
         parser.error(f"no {TRACE} in {arguments.data}")
@@ -265,7 +268,11 @@ def main() -> None:
     with ExitStack() as stack:
         servers = {OURS: stack.enter_context(serve(model, flags=(*FLAGS, *INT8)))}
         for peer in arguments.peers:
-            servers[PEER_LABELS[peer]] = stack.enter_context(serve(model, peer=peer, flags=FLAGS))
+            try:
+                servers[PEER_LABELS[peer]] = stack.enter_context(serve(model, peer=peer, flags=FLAGS))
+            except Unavailable as missing:
+                print(f"not measured: {missing}", flush=True)
+                continue
             print(f"{PEER_LABELS[peer]}: {threads_said(servers[PEER_LABELS[peer]].said)}")
         for server in servers.values():
             run(server, requests[: 2 * CLIENTS], None)  # what the first requests pay for is not counted

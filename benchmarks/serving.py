@@ -62,8 +62,9 @@ def serve(model: str, *, peer: str = "ours", flags: Sequence[str] = ()) -> Itera
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             wait(server, f"http://127.0.0.1:{port}/health", time.perf_counter())
-            log.seek(0)
-            yield Server(f"http://127.0.0.1:{port}", server.pid, model, log.read())
+            # Not by `seek`: the server writes where this file stands.
+            said = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
+            yield Server(f"http://127.0.0.1:{port}", server.pid, model, said)
         except RuntimeError:
             log.seek(0)
             sys.exit(log.read()[-3000:])

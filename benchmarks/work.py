@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import floor
 
-from neuronserve.neuron_worker.device.graph.spec import ModelSpec, kv_bytes_per_token, read_spec
+from neuronserve.neuron_worker.device.graph.spec import kv_bytes_per_token, read_spec
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Work:
             spec.num_head_parameters,
             bytes_each,
             kv_bytes_per_token(spec, "float32"),
-            _attention_width(spec),
+            spec.query_size * spec.num_layers,
         )
 
     def num_bytes(self, step: Step) -> float:
@@ -63,7 +63,3 @@ class Work:
         computing = machine.compute_seconds(self.products(step), is_int8=self.bytes_each == 1)
         computing += machine.compute_seconds(self.attention(step), is_int8=False)
         return max(self.num_bytes(step) / machine.bytes_per_second, computing)
-
-
-def _attention_width(spec: ModelSpec) -> int:
-    return spec.query_size * spec.num_layers

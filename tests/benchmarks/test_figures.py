@@ -65,6 +65,7 @@ def test_the_bars() -> None:
         ],
         ("9", "ours float32"): sampled,
         ("9", "ours int8"): sampled,
+        ("of bench", "ours int8, float32 head"): [("decode 8", 1.5), *sampled],
         ("10", "ours int8"): [("decode 1", 1.0)],
         ("10", "ours int8, drafts"): [("text", 1.0), ("text", 1.3)],
     }
