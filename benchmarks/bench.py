@@ -18,12 +18,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import bars
-from bars import OURS_FLOAT, OURS_FLOAT_HEAD, VLLM, VLLM_TUNED, Values, verdict
+from bars import OURS_FLOAT, OURS_FLOAT_HEAD, ROUNDS, VLLM, VLLM_TUNED, Values, verdict
 from peers import PEERS, Unavailable, interpreter, model_for, reason, running
 
 HERE = Path(__file__).resolve().parent
@@ -63,7 +64,7 @@ class Process:
     """A running `measure.py`. `ask` sends one command and waits for its answer."""
 
     def __init__(self, entry: Entry, model: str) -> None:
-        peer = PEERS[entry.peer]
+        peer, self.peer = PEERS[entry.peer], entry.peer
         python, model = interpreter(peer), model_for(peer, model)
         command = [str(python), str(HERE / "measure.py"), "--engine", peer.engine, "--model", model]
         if entry.quantization:
@@ -93,12 +94,14 @@ class Process:
 
     def ask(self, **command: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
+        with suppress(BrokenPipeError):  # reading says why it ended
+            self.process.stdin.write(json.dumps(command) + "\n")
         return self._read()
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait(timeout=60)
 
 
@@ -115,7 +118,8 @@ def measure(
 ) -> tuple[Values, Values]:
     """Tokens per second, and milliseconds of a step outside the device. Each column's first call is not counted.
 
-    Columns of one group take turns, as the engines do. `keep`: a file that has every value so far, as JSON.
+    Columns of one group take turns, as the engines do. A peer that ends is asked no more; one of ours that ends, ends
+    all. `keep`: a file that has every value so far, as JSON.
     """
     found: Values = defaultdict(lambda: defaultdict(list))
     host: Values = defaultdict(lambda: defaultdict(list))
@@ -123,20 +127,33 @@ def measure(
         for turn in range(rounds + 1):
             for column, label in [(each, label) for each in group for label in each.of(processes)]:
                 time.sleep(SETTLE_S)
-                answer = processes[label].ask(**column.command, seed=turn)
-                if not turn:
+                answer = ask(processes, label, {**column.command, "seed": turn})
+                if not turn or not answer:
                     continue
                 found[label][column.name].append(answer["tokens_per_second"])
                 for where in WHERE:
                     if f"{where}_ms" in answer:
                         host[label][f"{where}, {column.name}"].append(answer[f"{where}_ms"])
         for column in group:
-            cells = {label: cell(found[label][column.name]) for label in column.of(processes)}
+            cells = {label: cell(found[label][column.name]) for label in column.of(found)}
             print(f"  {column.name}: {cells}", flush=True)
         if keep:
             keep.parent.mkdir(parents=True, exist_ok=True)
             keep.write_text(json.dumps(found, indent=1))
     return found, host
+
+
+def ask(processes: dict[str, Process], label: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Nothing of a peer that has ended, which is then taken away."""
+    process = processes.get(label)
+    try:
+        return process.ask(**command) if process else None
+    except Unavailable as ended:
+        if process and process.peer == "ours":
+            raise
+        print(f"no longer measured: {label}: {ended}", flush=True)
+        del processes[label]
+        return None
 
 
 def grouped(asked: Sequence[Column]) -> list[list[Column]]:
@@ -169,8 +186,10 @@ def host_times(host: Values) -> None:
         for column, values in columns.items():
             print(f"  {label}, {column}: {statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})")
     for label, columns in host.items():
-        value = statistics.median(columns["worker, decode 16"])
-        print(f"{verdict(value <= HOST_BAR)} {label}, 16 streams, worker: {value:.2f} ms (bar {HOST_BAR})")
+        values = columns["worker, decode 16"]
+        value = statistics.median(values)
+        said = verdict(value <= HOST_BAR, is_whole=len(values) >= ROUNDS)
+        print(f"{said} {label}, 16 streams, worker: {value:.2f} ms (bar {HOST_BAR})")
 
 
 def facts(processes: dict[str, Process]) -> None:

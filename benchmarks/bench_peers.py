@@ -4,22 +4,25 @@
 
 Peers are set up on first use (`peers.py`); one that cannot be is named with its reason. Every engine is one process
 that lives through the run, the rounds go round the engines, and the machine's own floor is measured before and after.
-The column `text` decodes one stream after real prompts, where drafts from the prompt have something to find.
+The column `text` decodes one stream after questions in the model's chat template, up to the answer's end: what is
+drafted with the shipped head finds there what it finds in use, and no more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import bars
 import floor
 from bars import LLAMA_CPP, LLAMA_CPP_Q4, OPENVINO, OURS_DRAFTS, OURS_FLOAT, OURS_INT8, VLLM, VLLM_TUNED
 from bench import INT8_HEAD, Column, Entry, Process, columns, conditions, demo_model, facts, measure, table
 from measure import FIRST, LAST, PROMPT
-from peers import Unavailable
+from peers import ONLY_AVX2, PEERS, Unavailable, lacks
 from work import Step, Work
 
 PEER_ENTRIES = {
@@ -29,17 +32,20 @@ PEER_ENTRIES = {
     "vllm-cpu": Entry(VLLM, "vllm-cpu"),
     "vllm-cpu-iomp": Entry(VLLM_TUNED, "vllm-cpu-iomp"),
 }
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
-PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "prompts.jsonl"
+ROOT = Path(__file__).resolve().parent.parent
+WITHOUT_AVX512 = {name: entry for name, entry in PEER_ENTRIES.items() if entry.peer != "llama.cpp-q4_1"}
+WITHOUT_AVX512["llama.cpp"] = Entry(LLAMA_CPP, "llama.cpp-avx2")
+HEADS = ROOT / "speculative" / "heads"
+PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 NUM_PROMPTS, LONGEST_PROMPT = 8, 512
 
 
-def questions(prompts: list[list[int]]) -> list[Column]:
-    """Every engine its own speed; sampling and drafts where they are ours to judge."""
+def questions(text: Mapping[str, Any] | None) -> list[Column]:
+    """Every engine its own speed; sampling and drafts where they are ours to judge. `text`: of that column."""
     ours = frozenset({OURS_FLOAT, OURS_INT8})
     plain = frozenset({*ours, *(entry.label for entry in PEER_ENTRIES.values())})
     asked = [Column(c.name, c.command, ours if c.name.startswith("sampled") else plain) for c in columns(quick=False)]
-    return [*asked, Column("text", {"do": "text", "prompts": prompts})]
+    return [*asked, Column("text", {"do": "text", **text})] if text else asked
 
 
 def texts(path: Path) -> list[str]:
@@ -59,12 +65,15 @@ def spread(items: Sequence[list[int]], count: int) -> list[list[int]]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def real_prompts(path: Path, model: str) -> list[list[int]]:
-    from tokenizers import Tokenizer
+def real_prompts(path: Path, model: str) -> dict[str, Any]:
+    """`prompts` as a chat sends them, and the token at which an answer `stop`s."""
+    from transformers import AutoTokenizer
 
-    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts(path)]
-    return spread([prompt for prompt in ids if 0 < len(prompt) <= LONGEST_PROMPT], NUM_PROMPTS)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chats = [[{"role": "user", "content": text}] for text in texts(path)]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    short = [prompt for prompt in prompts if len(prompt) <= LONGEST_PROMPT]
+    return {"prompts": spread(short, NUM_PROMPTS), "stop": tokenizer.eos_token_id}
 
 
 def floor_row(label: str, asked: Sequence[Column], machine: floor.Floor, work: Work) -> str:
@@ -90,6 +99,8 @@ def start(entries: Sequence[Entry], model: str) -> dict[str, Process]:
     for entry in entries:
         try:
             processes[entry.label] = Process(entry, model)
+            if lack := lacks(PEERS[entry.peer]):
+                print(f"{entry.label}: {lack}", flush=True)
         except Unavailable as missing:
             if entry.peer == "ours":
                 raise SystemExit(f"{entry.label}: {missing}") from missing
@@ -97,44 +108,66 @@ def start(entries: Sequence[Entry], model: str) -> dict[str, Process]:
     return processes
 
 
-def say_floor(when: str) -> floor.Floor | None:
-    measured = floor.measure()
+def say_floor(when: str, options: Sequence[str]) -> floor.Floor | None:
+    measured = floor.measure(options)
     print(f"{when}: {measured or 'no floor: no C compiler found'}", flush=True)
     return measured
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="default: the demo model, the only one that llama.cpp is measured on")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", nargs="*", default=list(PEER_ENTRIES), choices=list(PEER_ENTRIES))
-    parser.add_argument("--only", nargs="*", help="columns to measure, for example 'decode 1' (default: all)")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL with the prompts of the column `text`")
-    parser.add_argument("--drafts", type=json.loads, default=DRAFTS, help="speculative_config of the line with drafts")
-    parser.add_argument("--out", type=Path, default=Path("build/bench-peers.json"), help="every value, as JSON")
-    arguments = parser.parse_args()
-    model = arguments.model or demo_model()
-    drafts = {"speculative_config": arguments.drafts}
-    entries = [
+def engines(arguments: argparse.Namespace, model: str) -> list[Entry]:
+    head = {"speculative_model": str(HEADS / Path(model).name), "num_speculative_tokens": 4}
+    named = WITHOUT_AVX512 if arguments.only_avx2 else PEER_ENTRIES
+    return [
         Entry(OURS_FLOAT, "ours"),
         Entry(OURS_INT8, "ours", "neuron_quant", INT8_HEAD),
-        Entry(OURS_DRAFTS, "ours", "neuron_quant", {**INT8_HEAD, **drafts}),
+        Entry(OURS_DRAFTS, "ours", "neuron_quant", {**INT8_HEAD, **(arguments.drafts or head)}),
+        *(named[name] for name in arguments.peers if name in named),
     ]
-    entries += [PEER_ENTRIES[name] for name in arguments.peers]
-    asked = questions(real_prompts(arguments.prompts, model))
+
+
+def report(found: bars.Values, asked: Sequence[Column], model: str, machine: floor.Floor | None) -> None:
+    table(found, asked)
+    if machine:
+        for label, size in (("floor, float32", 4), ("floor, int8", 1)):
+            print(floor_row(label, asked, machine, Work.of(model, size)))
+    print()
+    print("\n".join(bars.judge(found, [column.name for column in asked])))
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="default: the demo model, the only one that llama.cpp is measured on")
+    parser.add_argument("--rounds", type=int, default=bars.ROUNDS)
+    parser.add_argument("--peers", nargs="*", default=list(PEER_ENTRIES), choices=list(PEER_ENTRIES))
+    parser.add_argument("--only", nargs="*", help="columns to measure, for example 'decode 1' (default: all)")
+    parser.add_argument(
+        "--prompts", type=Path, help="JSONL of questions, such as spec_bench.jsonl, for the column `text`"
+    )
+    parser.add_argument(
+        "--drafts", type=json.loads, help="engine arguments of the line with drafts (default: the model's shipped head)"
+    )
+    parser.add_argument("--only-avx2", action="store_true", help="nobody uses AVX-512, as far as engines can be told")
+    parser.add_argument("--out", type=Path, default=Path("build/bench-peers.json"), help="every value, as JSON")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = options()
+    model = arguments.model or demo_model()
+    asked = questions(real_prompts(arguments.prompts, model) if arguments.prompts else None)
     asked = [column for column in asked if not arguments.only or column.name in arguments.only]
-    print(conditions(), flush=True)
-    processes = start(entries, model)
+    print(conditions() + (", without AVX-512" if arguments.only_avx2 else ""), flush=True)
+    if not arguments.prompts:
+        print("the column `text` is skipped: name the questions, such as --prompts spec_bench.jsonl")
+    if arguments.only_avx2:
+        os.environ.update(ONLY_AVX2)
+    machine = floor.AVX2 if arguments.only_avx2 else floor.NATIVE
+    processes = start(engines(arguments, model), model)
     try:
-        before = say_floor("before")
+        before = say_floor("before", machine)
         found, _ = measure(processes, asked, arguments.rounds, keep=arguments.out)
-        table(found, asked)
-        if before:
-            for label, size in (("floor, float32", 4), ("floor, int8", 1)):
-                print(floor_row(label, asked, before, Work.of(model, size)))
-        say_floor("\nafter")
-        print()
-        print("\n".join(bars.judge(found, [column.name for column in asked])))
+        say_floor("\nafter", machine)
+        report(found, asked, model, before)
         facts(processes)
     finally:
         for process in processes.values():

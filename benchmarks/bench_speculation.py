@@ -265,14 +265,18 @@ def table(found: Tallies, engine: str, categories: Sequence[str]) -> None:
     print(flush=True)
 
 
-def judge(found: Tallies, engine: str, weights: str, temperature: float, categories: Sequence[str]) -> None:
+def judge(
+    found: Tallies, engine: str, weights: str, temperature: float, categories: Sequence[str], is_whole: bool
+) -> None:
+    """`is_whole`: every prompt of the file was asked."""
     bars = BARS.get(engine)
     if bars is None:
         return
     speeds = {name: found[engine, name].faster_than(found[PLAIN, name]) for name in categories}
     slowest = min(speeds, key=speeds.__getitem__)
     said = f"speed-up of the slowest category, {slowest}: {speeds[slowest]:.2f} (bar {bars.slowest})"
-    print(f"{verdict(speeds[slowest] >= bars.slowest)} {engine} {weights}, temperature {temperature}, {said}")
+    met = verdict(speeds[slowest] >= bars.slowest, is_whole=is_whole)
+    print(f"{met} {engine} {weights}, temperature {temperature}, {said}")
     if temperature:
         return
     ours, plain = together(found, engine, categories), together(found, PLAIN, categories)
@@ -284,7 +288,7 @@ def judge(found: Tallies, engine: str, weights: str, temperature: float, categor
         speed = together(found, engine, quoting).faster_than(together(found, PLAIN, quoting))
         lines.append((f"speed-up on {', '.join(quoting)}", speed, bars.speed_of_quoting))
     for text, value, bar in lines:
-        print(f"{verdict(value >= bar)} {engine} {weights}, {text}: {value:.2f} (bar {bar})")
+        print(f"{verdict(value >= bar, is_whole=is_whole)} {engine} {weights}, {text}: {value:.2f} (bar {bar})")
 
 
 def proposers(arguments: argparse.Namespace, model: str) -> dict[str, dict[str, Any]]:
@@ -331,6 +335,7 @@ def main() -> None:
         print("bench-speculation is skipped: name the prompts, such as make bench-speculation DATA=spec_bench.jsonl")
         return
     asked = list(questions(arguments.data, arguments.limit, arguments.every))
+    is_whole = arguments.limit is None and arguments.every == 1
     categories = list(dict.fromkeys(category for category, _ in asked))
     model = arguments.model or demo_model()
     print(
@@ -347,7 +352,7 @@ def main() -> None:
                 for child in children[1:]:
                     print(f"\n{child.name}, {weights}, temperature {temperature}", end="")
                     table(found, child.name, categories)
-                    judge(found, child.name, weights, temperature, categories)
+                    judge(found, child.name, weights, temperature, categories, is_whole)
         finally:
             for child in children:
                 child.close()

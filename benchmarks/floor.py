@@ -10,9 +10,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+NATIVE, AVX2 = ("-march=native",), ("-mavx2", "-mfma")
 SOURCE = Path(__file__).resolve().with_suffix(".c")
 
 
@@ -34,14 +36,14 @@ class Floor:
         return operations / (self.int8_ops if is_int8 and self.int8_ops else self.float_ops)
 
 
-def measure() -> Floor | None:
-    """None: there is no C compiler."""
+def measure(options: Sequence[str] = NATIVE) -> Floor | None:
+    """None: there is no C compiler. `options`: the compiler's, for the instructions of the machine."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         program = str(Path(folder) / "floor")
-        command = [compiler, "-O3", "-march=native", "-pthread", str(SOURCE), "-o", program]
+        command = [compiler, "-O3", *options, "-pthread", str(SOURCE), "-o", program]
         subprocess.run(command, check=True)
         cores = len(os.sched_getaffinity(0))
         text = subprocess.run([program, str(cores)], check=True, stdout=subprocess.PIPE, text=True).stdout

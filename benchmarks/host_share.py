@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import openai
-from bars import verdict
+from bars import ROUNDS, verdict
 from bench import conditions, demo_model
 from bench_peers import PROMPTS
 from replay import ask, prompt_ids, requests_of
@@ -140,10 +140,20 @@ def one_round(server: Server, ids: Sequence[int]) -> Spent:
     return spent(before, after, own, calls_after - calls, waited, steps_after - steps)
 
 
+def judge(shares: Sequence[float], noise: float) -> str:
+    """`noise`: the share of the cores that another machine had; too much, and there is no verdict."""
+    share = statistics.median(shares)
+    said = verdict(share <= BAR, is_whole=len(shares) >= ROUNDS) if noise <= MOST_STOLEN else "none"
+    return (
+        f"{said} bar 4: outside the device call {share:.1%} of all CPU time "
+        f"({min(shares):.1%}-{max(shares):.1%}), {STREAMS} streams int8 (bar {BAR:.0%})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     arguments = parser.parse_args()
     model = arguments.model or demo_model()
     print(conditions())
@@ -165,15 +175,9 @@ def main() -> None:
         stolen, everything = (
             after - before for after, before in zip(machine_seconds(), (stolen, everything), strict=True)
         )
-    shares = [round_.share for round_ in found]
-    share = statistics.median(shares)
     noise = stolen / everything
     print(f"another machine had {noise:.1%} of these cores")
-    said = verdict(share <= BAR) if noise <= MOST_STOLEN else "none"
-    print(
-        f"{said} bar 4: outside the device call {share:.1%} of all CPU time "
-        f"({min(shares):.1%}-{max(shares):.1%}), {STREAMS} streams int8 (bar {BAR:.0%})"
-    )
+    print(judge([round_.share for round_ in found], noise))
 
 
 if __name__ == "__main__":

@@ -3,20 +3,25 @@
 One thread, random weights of the model's sizes, steps of 1 to 512 rows. The columns take turns, and what counts is the
 least processor time of a step in all rounds: others on the machine can only add to it. Rounding activations to int8 is
 counted. Columns of another instruction set than the best are asked for by `--sets`. Beside them what torch has for
-linear layers: its own, oneDNN's on weights laid out once, and its 8-bit weights with float32 activations.
+linear layers: its own, oneDNN's on weights laid out once, and its 8-bit weights with float32 activations. ONNX Runtime,
+a peer in an environment of its own, is measured after the others of a row, by the same count.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from bench import conditions, demo_model
 from numpy.typing import NDArray
+from peers import PEERS, Unavailable, interpreter
 
 from neuronserve.bucketing.pack import StepPacker
 from neuronserve.bucketing.row import Row, int32
@@ -101,6 +106,12 @@ class Kernels:
         return lambda: program.run(batch, self._results)
 
 
+def all_sizes(spec: ModelSpec) -> list[tuple[int, int]]:
+    """(outputs, inputs) of every layer, the head last."""
+    sizes = [(outputs * parts, inputs) for outputs, inputs, parts in layer_sizes(spec)] * spec.num_layers
+    return [*sizes, (spec.vocab_size, spec.hidden_size)]
+
+
 Prepared = tuple[torch.Tensor, ...]
 """A weight as a library wants it."""
 
@@ -133,8 +144,7 @@ class Torch:
     def __init__(self, spec: ModelSpec, library: Library) -> None:
         torch.set_num_threads(1)
         self._library = library
-        sizes = [(outputs * parts, inputs) for outputs, inputs, parts in layer_sizes(spec)] * spec.num_layers
-        self._sizes = [*sizes, (spec.vocab_size, spec.hidden_size)]
+        self._sizes = all_sizes(spec)
 
     def prepare(self, rows: int) -> Callable[[], None]:
         weights = [(size[1], self._library.prepare_weight(torch.randn(*size), rows)) for size in self._sizes]
@@ -147,6 +157,37 @@ class Torch:
                     multiply(inputs[width], *weight)
 
         return step
+
+
+class OnnxRuntime:
+    """The same layers in a process of the peer's."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        script = Path(__file__).with_name("onnx_linear.py")
+        command = [str(interpreter(PEERS["onnxruntime"])), str(script), json.dumps(all_sizes(spec))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def least(self, rows: int) -> dict[str, float]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(rows, file=self._process.stdin, flush=True)
+        if not (line := self._process.stdout.readline()):
+            raise Unavailable("onnxruntime: its process ended")
+        found: dict[str, float] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def onnx_runtime(spec: ModelSpec) -> OnnxRuntime | None:
+    try:
+        return OnnxRuntime(spec)
+    except Unavailable as missing:
+        print(f"not measured: {missing}")
+        return None
 
 
 def seconds(step: Callable[[], None]) -> float:
@@ -171,22 +212,27 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=[], help="instruction sets; by default the best alone")
     parser.add_argument("--rows", nargs="*", type=int, default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long each cell is measured")
+    parser.add_argument("--no-peer", action="store_true", help="without ONNX Runtime")
     arguments = parser.parse_args()
     spec = read_spec(arguments.model or demo_model())
     print(conditions())
     entries = columns(spec, arguments.sets)
     operations = 2.0 * (sum(o * i * p for o, i, p in layer_sizes(spec)) * spec.num_layers + spec.num_head_parameters)
     print(f"{operations / 2e6:.1f} M weights, one thread; milliseconds (G operations a second)\n")
-    print("| rows | " + " | ".join(entries) + " |")
-    print("| --- " * (len(entries) + 1) + "|")
-    for rows in arguments.rows:
+    onnx = None if arguments.no_peer else onnx_runtime(spec)
+    for number, rows in enumerate(arguments.rows):
         steps = [entry.prepare(rows) for entry in entries.values()]
         least = [seconds(step) for step in steps]
         ends = time.perf_counter() + arguments.seconds * len(steps)
         while time.perf_counter() < ends:
             least = [min(best, seconds(step)) for best, step in zip(least, steps, strict=True)]
-        cells = [f"{1e3 * best:.1f} ({rows * operations / best / 1e9:.0f})" for best in least]
+        found = dict(zip(entries, least, strict=True)) | (onnx.least(rows) if onnx else {})
+        if not number:
+            print("| rows | " + " | ".join(found) + " |\n" + "| --- " * (len(found) + 1) + "|")
+        cells = [f"{1e3 * best:.1f} ({rows * operations / best / 1e9:.0f})" for best in found.values()]
         print(f"| {rows} | " + " | ".join(cells) + " |", flush=True)
+    if onnx:
+        onnx.close()
 
 
 if __name__ == "__main__":

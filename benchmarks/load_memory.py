@@ -24,6 +24,7 @@ from bars import verdict
 from bench import cell, conditions, demo_model
 
 BAR = 0.45
+LOADS = 3  # of each form, which differ by less than 1 %
 LABELS = {
     "float32": {},
     "int8": {"quantization": "int8", "activations": "int8"},
@@ -79,10 +80,14 @@ def in_a_process(model: str, label: str) -> dict[str, float]:
     return found
 
 
+def judge(what: str, ratio: float, rounds: int) -> str:
+    return f"{verdict(ratio <= BAR, is_whole=rounds >= LOADS)} bar 6, {what} / float32 {ratio:.2f} (bar {BAR})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=LOADS)
     parser.add_argument("--load", choices=list(LABELS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     model = arguments.model or demo_model()
@@ -100,7 +105,7 @@ def main() -> None:
     for label in list(LABELS)[1:]:
         for name in ("after", "peak"):
             mine, theirs = (statistics.median(one[name] for one in found[which]) for which in (label, "float32"))
-            print(f"{verdict(mine / theirs <= BAR)} bar 6, {name}: {label} / float32 {mine / theirs:.2f} (bar {BAR})")
+            print(judge(f"{name}: {label}", mine / theirs, arguments.rounds))
 
 
 if __name__ == "__main__":

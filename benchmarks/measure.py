@@ -3,8 +3,8 @@
 Runs in our environment or a peer's, so it imports nothing of ours. Commands:
 
     {"do": "decode", "streams": 8, "temperature": 0.0}   tokens 17-128 of 128, after 32-token prompts
-    {"do": "text", "prompts": [[1, 2], [3]]}             the same after each of these prompts, one at a time
-    {"do": "prefill", "tokens": 512}                     one prompt of that length, one token out
+    {"do": "text", "prompts": [[1, 2], [3]], "stop": 2}  the same after each of these, one at a time, until its end
+    {"do": "prefill", "tokens": 512}                     prompts of that length for a second, one token out of each
     {"do": "facts"}                                      memory, counters
 
 Other prompts are random ids from a fixed seed, so that every engine gets the same ones and none shares a prefix.
@@ -22,11 +22,12 @@ import time
 from typing import Any, Protocol
 
 PROMPT, FIRST, LAST = 32, 16, 128  # tokens 17 to 128 are timed
+PREFILL_S = 1.0
 
 
 class Engine(Protocol):
-    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
-        """(tokens, seconds) of the timed part."""
+    def decode(self, prompts: list[list[int]], temperature: float, stop: int | None = None) -> tuple[int, float]:
+        """(tokens, seconds) of the timed part, of one prompt up to the token `stop`; (0, 0.0) if that comes before."""
 
     def prefill(self, prompt: list[int]) -> float:
         """Seconds until the first token."""
@@ -42,6 +43,8 @@ class Vllm:
 
     def __init__(self, model: str, dtype: str, quantization: str | None, extra: dict[str, Any]) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+            pretend_avx2()
         from vllm import LLM
 
         begin = time.perf_counter()
@@ -52,20 +55,24 @@ class Vllm:
         self.start_seconds = time.perf_counter() - begin
         self.count = 0
 
-    def _add(self, prompt: list[int], max_tokens: int, temperature: float) -> None:
+    def _add(self, prompt: list[int], max_tokens: int, temperature: float, stop: int | None = None) -> None:
         from vllm import SamplingParams
 
-        top_p = 0.95 if temperature else 1.0
         params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, top_p=top_p, ignore_eos=True, detokenize=False
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=0.95 if temperature else 1.0,
+            ignore_eos=True,
+            stop_token_ids=[] if stop is None else [stop],
+            detokenize=False,
         )
         self.count += 1
         self.llm.llm_engine.add_request(str(self.count), {"prompt_token_ids": prompt}, params)
 
-    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
+    def decode(self, prompts: list[list[int]], temperature: float, stop: int | None = None) -> tuple[int, float]:
         engine = self.llm.llm_engine
         for prompt in prompts:
-            self._add(prompt, LAST, temperature)
+            self._add(prompt, LAST, temperature, stop)
         begin, before, seen = 0.0, 0, dict[str, int]()
         while engine.has_unfinished_requests():
             outputs = engine.step()
@@ -73,7 +80,7 @@ class Vllm:
             seen.update((output.request_id, len(output.outputs[0].token_ids)) for output in outputs)
             if not begin and len(seen) == len(prompts) and min(seen.values()) >= FIRST:
                 begin, before = now, sum(seen.values())
-        return sum(seen.values()) - before, now - begin
+        return (sum(seen.values()) - before, now - begin) if begin else (0, 0.0)
 
     def prefill(self, prompt: list[int]) -> float:
         engine = self.llm.llm_engine
@@ -94,6 +101,14 @@ class Vllm:
         return {"start_seconds": self.start_seconds, "counters": self.counters()}
 
 
+def pretend_avx2() -> None:
+    """vLLM's CPU build asks torch what the processor has, and loads its kernels by the answer."""
+    import torch
+
+    for name in ("_is_avx512_supported", "_is_avx512_bf16_supported"):
+        setattr(torch.cpu, name, lambda: False)
+
+
 class Transformers:
     """Hugging Face transformers, eager, a static batch with its own dynamic cache."""
 
@@ -108,7 +123,9 @@ class Transformers:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
         self.start_seconds = time.perf_counter() - begin
 
-    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
+    def decode(self, prompts: list[list[int]], temperature: float, stop: int | None = None) -> tuple[int, float]:
+        if stop is not None:
+            raise ValueError("transformers is not measured on texts")
         torch = self.torch
         ids, cache, begin = torch.tensor(prompts), None, 0.0
         with torch.inference_mode():
@@ -168,10 +185,13 @@ def answer(engine: Engine, command: dict[str, Any], rng: random.Random) -> dict[
         whole, after = time.perf_counter() - began, engine.counters()
         return {"tokens_per_second": tokens / seconds, **host_times(before, after, whole)}
     if command["do"] == "text":
-        each = [engine.decode([ids], 0.0) for ids in command["prompts"]]
+        each = [engine.decode([ids], 0.0, command["stop"]) for ids in command["prompts"]]
         return {"tokens_per_second": sum(tokens for tokens, _ in each) / sum(seconds for _, seconds in each)}
     if command["do"] == "prefill":
-        return {"tokens_per_second": command["tokens"] / engine.prefill(prompt(command["tokens"]))}
+        taken: list[float] = []
+        while sum(taken) < PREFILL_S:
+            taken.append(engine.prefill(prompt(command["tokens"])))
+        return {"tokens_per_second": command["tokens"] * len(taken) / sum(taken)}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"peak_mib": peak, "anonymous_mib": anonymous_mib(), **engine.facts()}
 

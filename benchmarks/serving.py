@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import INT8_HEAD
-from peers import PEERS, interpreter, serving
+from peers import PEERS, Unavailable, interpreter, reason, serving
 from start import free_port, wait
 
 INT8 = ("--quantization", "neuron_quant", "--additional-config", json.dumps(INT8_HEAD["additional_config"]))
@@ -67,7 +67,10 @@ def serve(model: str, *, peer: str = "ours", flags: Sequence[str] = ()) -> Itera
             yield Server(f"http://127.0.0.1:{port}", server.pid, model, said)
         except RuntimeError:
             log.seek(0)
-            sys.exit(log.read()[-3000:])
+            said = log.read()
+            if peer != "ours":
+                raise Unavailable(f"{peer}'s server ended: {reason(said)}") from None
+            sys.exit(said[-3000:])
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=120)

@@ -13,7 +13,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from bars import verdict
+from bars import ROUNDS, verdict
 from bench import conditions, demo_model
 from bench_speculation import PLAIN, QUANTIZATIONS, Child, options, proposers, questions
 
@@ -36,7 +36,7 @@ def measure(children: Sequence[Child], prompts: Sequence[str], most: int) -> dic
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--max-tokens", type=int, default=96)
     arguments = parser.parse_args()
     if arguments.data is None:
@@ -60,6 +60,11 @@ def main() -> None:
                 child.close()
 
 
+def judge(what: str, speeds: Sequence[float], bar: float) -> str:
+    speed = statistics.median(speeds)
+    return f"{verdict(speed >= bar, is_whole=len(speeds) >= ROUNDS)} {what}: {speed:.2f} (bar {bar})"
+
+
 def _table(children: Sequence[Child], prompts: Sequence[str], weights: str, arguments: argparse.Namespace) -> None:
     names = [child.name for child in children[1:]]
     print(f"\n| {weights}, batch | " + " | ".join(names) + " |\n" + "| --- " * (len(names) + 1) + "|")
@@ -74,8 +79,7 @@ def _table(children: Sequence[Child], prompts: Sequence[str], weights: str, argu
         cells = [f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})" for values in speeds.values()]
         print(f"| {batch} | " + " | ".join(cells) + " |", flush=True)
         lines += [
-            f"{verdict(statistics.median(values) >= BARS[name])} {name} {weights}, batch {batch}: "
-            f"{statistics.median(values):.2f} (bar {BARS[name]})"
+            judge(f"{name} {weights}, batch {batch}", values, BARS[name])
             for name, values in speeds.items()
             if name in BARS
         ]

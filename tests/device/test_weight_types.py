@@ -96,12 +96,15 @@ def test_narrow_weights(name: str, dtype: str, reference, drive) -> None:
     check(drive(model, dtype=dtype), rounded_to(model, getattr(torch, dtype)))
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_row_does_not_depend_on_its_neighbours(quantization: str | None, reference, drive) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "activations"), [(None, "float32"), ("int8", "float32"), ("int8", "int8")], ids=str
+)
+def test_a_row_does_not_depend_on_its_neighbours(quantization: str | None, activations: str, reference, drive) -> None:
     model = reference("llama")
 
     def last_logits(neighbours: int) -> np.ndarray:
-        driver, stream = drive(model, quantization=quantization), Stream(random_tokens(20, 0))
+        driver = drive(model, quantization=quantization, activations=activations)
+        stream = Stream(random_tokens(20, 0))
         others = [Stream([token * (i + 7) % 160 for token in random_tokens(20, i + 1)]) for i in range(neighbours)]
         driver.step([prefill(stream, 9)] + [prefill(other, 5 + i) for i, other in enumerate(others)])
         return driver.step([decode(stream)] + [decode(other) for other in others])[0].logits

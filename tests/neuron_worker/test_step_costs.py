@@ -97,13 +97,41 @@ def test_a_steady_step_writes_into_the_arrays_of_the_step_before(crowd: Callable
         assert other is first
 
 
-def test_no_logits_are_copied_for_rows_sampled_on_the_host(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+def test_a_prompt_beside_decodes_is_the_same_call(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
+    engine, calls = crowd()
+    engine.step(2)
+    engine.add("late", [9, 8, 7, 6, 5], greedy(8))
+    engine.step(1)
+    assert calls.shapes[2:] == [(4, 16)]
+
+
+def test_the_sampler_is_given_views_of_the_devices_logits(crowd: Callable[..., tuple[Engine, Calls]]) -> None:
     engine, calls = crowd(logprobs=1)
     engine.step(4)
     assert [len(rows) for rows in calls.sampled] == [1, 1, 1, 1]
     for output, (row,) in zip(calls.outputs, calls.sampled, strict=True):
         assert output.logits is not None
         assert np.shares_memory(row.logits, output.logits)
+
+
+def test_logits_are_copied_once_for_rows_sampled_on_the_host(
+    crowd: Callable[..., tuple[Engine, Calls]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's sampler writes into what it is given, and the device's own arrays are left as they are."""
+    engine, calls = crowd(logprobs=1)
+    engine.step(1)
+    stacked: list[int] = []
+    stack = np.stack
+
+    def noting(rows: list[Any]) -> Any:
+        stacked.append(sum(row.nbytes for row in rows))
+        return stack(rows)
+
+    monkeypatch.setattr("neuronserve.neuron_worker.sampling.np.stack", noting)
+    engine.step(3)
+    (row,) = calls.sampled[-1]
+    assert stacked == [row.logits.nbytes] * 3
+    assert row.logits.shape == (1, 64), "one row of the whole vocabulary"
 
 
 def test_rows_sampled_on_the_device_bring_no_logits_over(crowd: Callable[..., tuple[Engine, Calls]]) -> None:

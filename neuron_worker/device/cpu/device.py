@@ -49,7 +49,7 @@ def create(capabilities: Capabilities = CAPABILITIES) -> Device:
     try:
         load()
     except NativeMissing as missing:
-        log.warning("%s. The cpu device runs on torch instead: the same results, several times slower.", missing)
+        log.warning("%s. The cpu device runs on torch instead: the same arithmetic, several times slower.", missing)
         from ..graph.torch_device import TorchDevice
 
         return TorchDevice(capabilities)

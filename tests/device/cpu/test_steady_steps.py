@@ -5,9 +5,14 @@ The vocabulary is of a real model's size, so a row of logits that was copied wou
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,3 +101,19 @@ def test_logits_and_tokens_are_views_of_what_the_kernels_wrote(loaded: Loaded) -
         assert session is not None
         assert np.shares_memory(output.logits, session.workspace)
         assert np.shares_memory(output.tokens, loaded.device._results.tokens)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="counts by the names that glibc has")
+def test_the_kernels_ask_nothing_of_the_heap_in_a_step(tmp_path: Path) -> None:
+    """Counted as it is asked: what is given back within a step leaves no trace in how much is in use."""
+    counter = tmp_path / "heap_calls.so"
+    here = Path(__file__).parent
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(here / "heap_calls.c"), "-o", str(counter)], check=True)
+    model = make("llama", tmp_path / "model")
+    command = [sys.executable, "-m", "tests.device.cpu.count_heap_calls", str(model.directory)]
+    environment = dict(os.environ, LD_PRELOAD=str(counter))
+    done = subprocess.run(command, cwd=here.parents[2], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    at_start, in_steps = map(int, done.stdout.split())
+    assert at_start > 0, "a session takes some, so counting works"
+    assert in_steps == 0
