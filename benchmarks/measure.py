@@ -42,7 +42,7 @@ class Vllm:
     """vLLM's engine stepped by hand in this process: ours, or vLLM's own CPU build."""
 
     def __init__(self, model: str, dtype: str, quantization: str | None, extra: dict[str, Any]) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # vLLM's own switch says otherwise
         if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
             pretend_avx2()
         from vllm import LLM

@@ -410,7 +410,9 @@ def test_operations_are_summed_by_kind_and_size() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None, reason="reads GCC's x86-64 assembly")
-@pytest.mark.parametrize("options", [["-mavx512f", "-mavx512vnni"], ["-mavx2", "-mfma"], []], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [["-mavx512f", "-mavx512vnni"], ["-mavx2", "-mfma", "-mavxvnni"], ["-mavx2", "-mfma"], []], ids=" ".join
+)
 def test_a_peak_is_of_registers_not_of_memory(options: list[str]) -> None:
     """Sums that lie in memory are bound by it: two fifths of the peak."""
     command = ["gcc", "-O3", "-S", *options, str(floor.SOURCE), "-o", "-"]
