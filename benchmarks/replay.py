@@ -61,7 +61,7 @@ BARS = {"output tokens/s": (">=", 1.4), "p50 first token ms": ("<=", 0.6), "p99 
 @dataclass(frozen=True)
 class Request:
     arrival_s: float
-    prompt: list[int]
+    prompt: list[int] | str
     num_tokens: int  # asked for, and given: nothing ends early
 
 

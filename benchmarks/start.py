@@ -2,9 +2,10 @@
 
     python benchmarks/start.py [--rounds 3] [--model DIR]
 
-Warm: the model in the page cache. Cold: nothing of ours in a cache, the model's pages and the kernels' dropped. An
-installation has its kernels compiled; where they do not fit the machine they are compiled at the first start, which is
-measured by itself and added.
+Warm: the model in the page cache. Cold: nothing in a cache, of ours or of vLLM's, the model's pages and the kernels'
+dropped; so is what it is held against, for vLLM looks at the model anew then, whatever computes. An installation has
+its kernels compiled; where they do not fit the machine they are compiled at the first start, which is measured by
+itself and added.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,17 +91,17 @@ def compile_seconds() -> float:
 
 def measure(model: str, rounds: int) -> dict[str, list[float]]:
     """Name of a start -> seconds in each round."""
-    found: dict[str, list[float]] = {"arithmetic": []}
+    found: dict[str, list[float]] = defaultdict(list)
+    starts = {"arithmetic": ("arithmetic", ()), **{form: ("cpu", flags) for form, flags in FLAGS.items()}}
     for flags in FLAGS.values():
         ready_seconds(model, "cpu", flags)  # so that "warm" is warm
     for _ in range(rounds):
-        found["arithmetic"].append(ready_seconds(model, "arithmetic"))
-        for form, flags in FLAGS.items():
-            found.setdefault(f"{form}, warm", []).append(ready_seconds(model, "cpu", flags))
+        for form, (backend, flags) in starts.items():
+            found[f"{form}, warm"].append(ready_seconds(model, backend, flags))
             drop_pages(model)
             with tempfile.TemporaryDirectory() as cache:
-                found.setdefault(f"{form}, cold", []).append(ready_seconds(model, "cpu", flags, cache))
-        found.setdefault("compiling the kernels", []).append(compile_seconds())
+                found[f"{form}, cold"].append(ready_seconds(model, backend, flags, cache))
+        found["compiling the kernels"].append(compile_seconds())
     return found
 
 
@@ -119,13 +121,14 @@ def main() -> None:
     for name, values in found.items():
         print(f"{name}: {median[name]:.1f} s ({min(values):.1f}-{max(values):.1f})")
     for form in FLAGS:
-        for name, bar, more in (
-            (f"{form}, warm", WARM_BAR, 0.0),
-            (f"{form}, cold", COLD_BAR, 0.0),
-            (f"{form}, cold", COLD_BAR, median["compiling the kernels"]),
+        for state, bar, more in (
+            ("warm", WARM_BAR, 0.0),
+            ("cold", COLD_BAR, 0.0),
+            ("cold", COLD_BAR, median["compiling the kernels"]),
         ):
             also = " and kernels that have to be compiled" if more else ""
-            print(judge(name + also, median[name] + more - median["arithmetic"], bar, arguments.rounds))
+            later = median[f"{form}, {state}"] + more - median[f"arithmetic, {state}"]
+            print(judge(f"{form}, {state}{also}", later, bar, arguments.rounds))
 
 
 if __name__ == "__main__":
