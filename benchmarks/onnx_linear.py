@@ -2,7 +2,8 @@
 
 Runs in a peer's environment, so it imports nothing of ours. Its argument is a list of (outputs, inputs), as JSON; a
 line with a number of rows is answered by an object of seconds by form. One thread; of each product the first column
-leaves the graph, so that none is pruned and none is written out.
+leaves the graph, so that none is pruned and none is written out. No two layers have the same weights, which would be
+kept once.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def constant(name: str, values: Any) -> Any:
     return numpy_helper.from_array(values, name)
 
 
-def random_bytes(shape: tuple[int, ...], kind: type) -> Any:
-    return numpy.random.default_rng(0).integers(1, 127, shape).astype(kind)
+def random_bytes(number: int, shape: tuple[int, ...], kind: type) -> Any:
+    return numpy.random.default_rng(number).integers(1, 127, shape).astype(kind)
 
 
 def float32(number: int, outputs: int, inputs: int) -> tuple[list[Any], list[Any]]:
-    weight = numpy.random.default_rng(0).standard_normal((inputs, outputs), dtype=numpy.float32)
+    weight = numpy.random.default_rng(number).standard_normal((inputs, outputs), dtype=numpy.float32)
     node = helper.make_node("MatMul", [f"x{inputs}", f"w{number}"], [f"y{number}"])
     return [node], [constant(f"w{number}", weight)]
 
@@ -46,7 +47,7 @@ def blocks(number: int, outputs: int, inputs: int) -> tuple[list[Any], list[Any]
     domain = "com.microsoft"
     node = helper.make_node("MatMulNBits", [f"x{inputs}", *names], [f"y{number}"], domain=domain, **settings)
     scales = numpy.full(outputs * (inputs // BLOCK), 0.01, dtype=numpy.float32)
-    weight = random_bytes((outputs, inputs // BLOCK, BLOCK), numpy.uint8)
+    weight = random_bytes(number, (outputs, inputs // BLOCK, BLOCK), numpy.uint8)
     return [node], [constant(names[0], weight), constant(names[1], scales)]
 
 
@@ -59,7 +60,7 @@ def one_scale(number: int, outputs: int, inputs: int) -> tuple[list[Any], list[A
         helper.make_node("Cast", [f"i{number}"], [f"f{number}"], to=TensorProto.FLOAT),
         helper.make_node("Mul", [f"f{number}", rounded[1]], [f"y{number}"]),
     ]
-    return nodes, [constant(f"w{number}", random_bytes((inputs, outputs), numpy.int8))]
+    return nodes, [constant(f"w{number}", random_bytes(number, (inputs, outputs), numpy.int8))]
 
 
 FORMS: dict[str, Maker] = {
