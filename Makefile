@@ -92,7 +92,7 @@ bench-start: install
 # is named by make and does not keep the rest from being measured.
 bench-all: install
 	@test -d "$(DATA)" || { echo 'bench-all: DATA=directory with traces/, corpora/ and prompts/'; exit 2; }
-	-@$(QUIET) $(BIN)/python benchmarks/bench_peers.py --prompts "$(DATA)/prompts/spec_bench.jsonl"
+	-@$(QUIET) $(BIN)/python benchmarks/bench_peers.py --data "$(DATA)"
 	-@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" --text "$(DATA)/corpora/plain_wiki.txt"
 	-@$(QUIET) $(BIN)/python benchmarks/host_share.py
 	-@$(QUIET) $(BIN)/python benchmarks/prefix.py
@@ -107,7 +107,7 @@ bench-all: install
 
 bench-peers: install
 	@$(QUIET) $(BIN)/python benchmarks/bench_peers.py $(if $(PEERS),--peers $(PEERS)) \
-	  $(if $(DATA),--prompts "$(DATA)/prompts/spec_bench.jsonl") $(ARGS)
+	  $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 bench-http: install
 	@test -d "$(DATA)" || { echo 'bench-http: DATA=directory with the Azure traces'; exit 2; }

@@ -115,8 +115,10 @@ def merged(runs: Sequence[Values]) -> Values:
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit(__doc__)
     found = merged([json.loads(Path(name).read_text()) for name in sys.argv[1:]])
-    print("\n".join(judge(found, sorted({column for columns in found.values() for column in columns}))))
+    print("\n".join(judge(found, [column for columns in found.values() for column in columns])))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`make bench-peers`: the cpu device beside llama.cpp, OpenVINO GenAI and vLLM's own CPU build, with verdicts.
 
-    python benchmarks/bench_peers.py [--rounds 5] [--model DIR] [--peers NAME ...] [--prompts FILE]
+    python benchmarks/bench_peers.py [--rounds 5] [--model DIR] [--peers NAME ...] [--data DIR]
 
 Peers are set up on first use (`peers.py`); one that cannot be is named with its reason. Every engine is one process
 that lives through the run, the rounds go round the engines, and the machine's own floor is measured before and after.
@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import bars
+import data_files
 import floor
 from bars import LLAMA_CPP, LLAMA_CPP_Q4, OPENVINO, OURS_DRAFTS, OURS_FLOAT, OURS_INT8, VLLM, VLLM_TUNED
 from bench import INT8_HEAD, Column, Entry, Process, columns, conditions, demo_model, facts, measure, table
+from data_files import find
 from measure import FIRST, LAST, PROMPT
 from peers import ONLY_AVX2, PEERS, Unavailable, lacks
 from work import Step, Work
@@ -37,6 +39,7 @@ WITHOUT_AVX512 = {name: entry for name, entry in PEER_ENTRIES.items() if entry.p
 WITHOUT_AVX512["llama.cpp"] = Entry(LLAMA_CPP, "llama.cpp-avx2")
 HEADS = ROOT / "speculative" / "heads"
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
+QUESTIONS = "spec_bench.jsonl"
 NUM_PROMPTS, LONGEST_PROMPT = 8, 512
 
 
@@ -117,6 +120,9 @@ def say_floor(when: str, options: Sequence[str]) -> floor.Floor | None:
 def engines(arguments: argparse.Namespace, model: str) -> list[Entry]:
     head = {"speculative_model": str(HEADS / Path(model).name), "num_speculative_tokens": 4}
     named = WITHOUT_AVX512 if arguments.only_avx2 else PEER_ENTRIES
+    for name in arguments.peers:
+        if name not in named:
+            print(f"not measured: {PEER_ENTRIES[name].label}: there is no build of it without AVX-512 here")
     return [
         Entry(OURS_FLOAT, "ours"),
         Entry(OURS_INT8, "ours", "neuron_quant", INT8_HEAD),
@@ -140,9 +146,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=bars.ROUNDS)
     parser.add_argument("--peers", nargs="*", default=list(PEER_ENTRIES), choices=list(PEER_ENTRIES))
     parser.add_argument("--only", nargs="*", help="columns to measure, for example 'decode 1' (default: all)")
-    parser.add_argument(
-        "--prompts", type=Path, help="JSONL of questions, such as spec_bench.jsonl, for the column `text`"
-    )
+    parser.add_argument("--data", type=Path, help=f"directory with {QUESTIONS}, for the column `text`")
     parser.add_argument(
         "--drafts", type=json.loads, help="engine arguments of the line with drafts (default: the model's shipped head)"
     )
@@ -154,11 +158,12 @@ def options() -> argparse.Namespace:
 def main() -> None:
     arguments = options()
     model = arguments.model or demo_model()
-    asked = questions(real_prompts(arguments.prompts, model) if arguments.prompts else None)
+    path = find(arguments.data, data_files.PROMPTS, QUESTIONS)
+    asked = questions(real_prompts(path, model) if path else None)
     asked = [column for column in asked if not arguments.only or column.name in arguments.only]
     print(conditions() + (", without AVX-512" if arguments.only_avx2 else ""), flush=True)
-    if not arguments.prompts:
-        print("the column `text` is skipped: name the questions, such as --prompts spec_bench.jsonl")
+    if path is None:
+        print(f"the column `text` is skipped: no {QUESTIONS}; give its directory by --data")
     if arguments.only_avx2:
         os.environ.update(ONLY_AVX2)
     machine = floor.AVX2 if arguments.only_avx2 else floor.NATIVE

