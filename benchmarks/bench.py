@@ -212,7 +212,8 @@ def conditions() -> str:
     memory = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()) / 2**20
     return (
         f"{len(os.sched_getaffinity(0))} cores of {model}, {memory:.0f} GiB, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}, {revision()}, load before {load:.2f}, {time.strftime('%Y-%m-%d')}"
+        f"Python {platform.python_version()} of {sys.base_prefix}, {revision()}, load before {load:.2f}, "
+        f"{time.strftime('%Y-%m-%d')}"
     )
 
 

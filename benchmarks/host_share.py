@@ -1,11 +1,11 @@
 """CPU seconds of the server outside the device call, at 8 streams in int8: `python benchmarks/host_share.py`.
 
 API, engine, scheduler, packing, sampling and streaming, as a share of all CPU time of the server's processes. The
-device's time is that of its own threads in a step (they stay awake for up to a quarter of a millisecond behind it, all
-of which is counted outside), and of the engine's main thread while it is in the call and computes beside them: as long
-as the calls took by the clock, less all the time that it waited for a core, inside them or out (it never sleeps in a
-call). What another machine took of this one's cores meanwhile is in the calls' time by the clock and would flatter the
-share, so a noisy machine gives no verdict.
+device's time is that of its own threads, which sleep between steps, and of the engine's main thread while it is in the
+call and computes beside them: as long as the calls took by the clock, less all the time that it waited for a core,
+inside them or out (it never sleeps in a call). What another machine took of this one's cores meanwhile is in the calls'
+time by the clock and would flatter the share, so a noisy machine gives no verdict. What Python does outside depends on
+how Python was built, and so with which one this runs: without profile-guided optimization it is a tenth slower.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from serving import INT8, Server, Thread, cpu_seconds, serve, total, waiting_sec
 
 STREAMS, PROMPT, TOKENS = 8, 32, 256
 BAR = 0.15
-LINGER_S = 250e-6
-"""The longest that a thread of the device stays awake behind a step (`kernels/pool.c`)."""
 MOST_STOLEN = 0.03
 """Of the machine's time, by another machine: above it the share means little."""
 ENGINE = "VLLM::EngineCor"
@@ -44,7 +42,6 @@ class Spent:
     others: dict[str, float]  # by process name; `VLLM::EngineCor` holds its helper threads
     device_calls: float  # wall-clock seconds inside them
     engine_waited: float  # of the engine's main thread, for a core
-    num_steps: int = 0
 
     @property
     def all(self) -> float:
@@ -56,12 +53,7 @@ class Spent:
 
     @property
     def outside(self) -> float:
-        return self.all - sum(self.device_threads) - self.main_in_device + self.lingered
-
-    @property
-    def lingered(self) -> float:
-        """By the device's threads behind steps, at most."""
-        return sum(min(seconds, LINGER_S * self.num_steps) for seconds in self.device_threads)
+        return self.all - sum(self.device_threads) - self.main_in_device
 
     @property
     def share(self) -> float:
@@ -74,7 +66,6 @@ def spent(
     device: set[int],
     device_calls: float,
     engine_waited: float,
-    num_steps: int = 0,
 ) -> Spent:
     """`device`: ids of the device's threads."""
     grown = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
@@ -88,7 +79,7 @@ def spent(
             main += seconds
         else:
             others[thread.name] = others.get(thread.name, 0.0) + seconds
-    return Spent(tuple(sorted(threads, reverse=True)), main, others, device_calls, engine_waited, num_steps)
+    return Spent(tuple(sorted(threads, reverse=True)), main, others, device_calls, engine_waited)
 
 
 def is_engine_main(thread: Thread) -> bool:
@@ -115,12 +106,10 @@ async def streams(server: Server, ids: Sequence[int]) -> None:
         await asyncio.gather(*(ask(client, server.model, request) for request in requests))
 
 
-def device_calls(server: Server) -> tuple[float, int]:
-    """(seconds by the clock, how many)."""
+def device_calls(server: Server) -> float:
+    """Seconds by the clock."""
     time.sleep(1.5)  # the counts are kept for a second
-    metrics = server.metrics()
-    seconds = total(metrics, "neuronserve_step_seconds_total", where="device")
-    return seconds, int(total(metrics, "neuronserve_device_calls_total"))
+    return total(server.metrics(), "neuronserve_step_seconds_total", where="device")
 
 
 def machine_seconds() -> tuple[float, float]:
@@ -131,13 +120,13 @@ def machine_seconds() -> tuple[float, float]:
 
 
 def one_round(server: Server, ids: Sequence[int]) -> Spent:
-    (calls, steps), waited, before = device_calls(server), engine_waited(server), cpu_seconds(server.pid)
+    calls, waited, before = device_calls(server), engine_waited(server), cpu_seconds(server.pid)
     asyncio.run(streams(server, ids))
     after, waited = cpu_seconds(server.pid), engine_waited(server) - waited
-    calls_after, steps_after = device_calls(server)
+    calls = device_calls(server) - calls
     own_threads = len(os.sched_getaffinity(0)) - 1  # the main thread is the device's first
     own = device_threads(before, after, own_threads)
-    return spent(before, after, own, calls_after - calls, waited, steps_after - steps)
+    return spent(before, after, own, calls, waited)
 
 
 def judge(shares: Sequence[float], noise: float) -> str:
@@ -170,7 +159,7 @@ def main() -> None:
             print(
                 f"  {latest.all:.2f} CPU s: device's threads {sum(latest.device_threads):.2f}, engine's main thread "
                 f"{latest.engine_main:.2f} (device calls took {latest.device_calls:.2f}, no core for "
-                f"{latest.engine_waited:.2f}), awake behind steps at most {latest.lingered:.2f}, {parts}"
+                f"{latest.engine_waited:.2f}), {parts}"
             )
         stolen, everything = (
             after - before for after, before in zip(machine_seconds(), (stolen, everything), strict=True)

@@ -198,6 +198,7 @@ class DeviceOptions:
     max_prompt_logprobs: int = 20
     neuron_config: Mapping[str, Any] = field(default_factory=dict)  # validated NeuronConfig overrides
     threads: int | None = None  # None: every core this process may use
+    across_processes: bool = False  # the caller is another process, and a step's answer has to reach it
     num_drafts: int = 0  # tokens per `Device.draft` and row, k; 0: no draft
     sampling: str = "host"  # where `Capabilities.sampling` is "fixed": "host" gives logits, "device" token ids
     artifacts: str | None = None  # directory with compiled graphs; what is compiled is added. None: not kept

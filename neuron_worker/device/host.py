@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ class Host:
         }
 
     def _load(self, request: Json) -> Json:
-        options = type_from_json(DeviceOptions, request["options"])
+        options = replace(type_from_json(DeviceOptions, request["options"]), across_processes=True)
         facts: ModelFacts = self._made().load(request["model_dir"], options, request["draft_dir"])
         self._limits = StepLimits.of(options, facts, request["draft_dir"])
         return type_to_json(facts)

@@ -39,8 +39,6 @@ from serving import Thread, samples, total
 from step_profile import Stopwatch, by_kind, label
 from work import Step, Work
 
-from neuronserve.neuron_worker.device.cpu import library
-
 VALUES = {
     "ours int8": {"decode 4": [100.0, 130.0, 120.0, 120.0, 120.0]},
     "slow": {"decode 4": [60.0] * 5},
@@ -150,12 +148,6 @@ def test_a_verdict_is_of_the_bar_and_of_all_rounds(
     assert judged(missed, 5).startswith("MISS")
     assert judged(met, partly).startswith("part")
     assert judged(missed, partly).startswith("MISS")
-
-
-def test_threads_are_counted_as_awake_as_long_as_they_are() -> None:
-    source = (Path(library.__file__).parent / "kernels" / "pool.c").read_text()
-    (microseconds,) = re.findall(r"LINGER_MICROSECONDS = (\d+)", source)
-    assert float(microseconds) * 1e-6 == host_share.LINGER_S
 
 
 def test_no_verdict_on_a_machine_that_others_use() -> None:
@@ -368,8 +360,6 @@ def test_cpu_time_outside_the_device_is_all_but_its_threads_and_its_calls() -> N
     assert (found.all, found.outside, found.share) == (20.0, 4.0, 0.2)
     assert spent(before, after, device, device_calls=7.0, engine_waited=0.0).outside == 5.0
     assert spent(before, after, device, device_calls=70.0, engine_waited=0.0).outside == 2.0
-    # Behind each of 4,000 steps the pool's thread is awake for up to 250 us, which nobody asked it to be.
-    assert spent(before, after, device, device_calls=8.5, engine_waited=0.5, num_steps=4000).outside == 5.0
 
 
 def test_a_fit_finds_what_made_the_numbers() -> None:

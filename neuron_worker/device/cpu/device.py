@@ -79,7 +79,8 @@ class CpuDevice:
         if options.dtype not in TYPES[:3]:
             raise UnsupportedModel(f"dtype is {options.dtype!r}; supported are {', '.join(TYPES[:3])}")
         self.close()
-        self._session = Session(num_threads(options.threads), os.environ.get(ISA_VARIABLE, ""))
+        isa, lingers = os.environ.get(ISA_VARIABLE, ""), options.across_processes
+        self._session = Session(num_threads(options.threads), isa, lingers=lingers)
         self._model, packer = packed.load(model_dir, options, self._session)
         self._options = options
         num_bytes = packer.num_bytes

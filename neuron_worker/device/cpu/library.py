@@ -106,7 +106,7 @@ def load() -> ctypes.CDLL:
         raise NativeMissing(str(error)) from error
     i64, pointer = ctypes.c_int64, ctypes.c_void_p
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "ns_open": (pointer, (ctypes.c_int, ctypes.c_char_p)),
+        "ns_open": (pointer, (ctypes.c_int, ctypes.c_char_p, ctypes.c_int)),
         "ns_close": (None, (pointer,)),
         "ns_error": (ctypes.c_char_p, (pointer,)),
         "ns_isa": (ctypes.c_char_p, (pointer,)),
@@ -161,12 +161,13 @@ class Memory:
 class Session:
     """Threads, cache and workspace. One caller at a time."""
 
-    def __init__(self, num_threads: int, isa: str = "") -> None:
+    def __init__(self, num_threads: int, isa: str = "", *, lingers: bool = False) -> None:
+        """`lingers`: a step's answer goes to another process, for which the threads keep their cores awake a moment."""
         self.library = load()
         self.num_threads = num_threads
         self.workspace: NDArray[np.float32] = np.empty(0, dtype=np.float32)
         self._workspace_bytes = 0
-        self._handle: int | None = self.library.ns_open(num_threads, isa.encode())
+        self._handle: int | None = self.library.ns_open(num_threads, isa.encode(), lingers)
         if self._handle is None:
             raise NativeMissing(
                 f"{ISA_VARIABLE}={isa!r} is not an instruction set of this machine; unset it or use one of "

@@ -40,6 +40,7 @@ class Results:
         self.top_ids: Int32 = np.empty(0, dtype=np.int32)
         self.top_logprobs: Float32 = np.empty(0, dtype=np.float32)
         self.most_alternatives = 0
+        self.arrays: tuple[NDArray[Any], ...] = ()  # all of these; another tuple where one of them is another array
 
     def reserve(self, num_rows: int, shape: StepShape, most_alternatives: int) -> None:
         self.most_alternatives = max(most_alternatives, 0)
@@ -48,6 +49,7 @@ class Results:
         self.target_ranks = _at_least(self.target_ranks, shape.prefill_tokens)
         self.top_ids = _at_least(self.top_ids, shape.prefill_tokens * self.most_alternatives)
         self.top_logprobs = _at_least(self.top_logprobs, shape.prefill_tokens * self.most_alternatives)
+        self.arrays = (self.tokens, self.target_logprobs, self.target_ranks, self.top_ids, self.top_logprobs)
 
     def scores(self, num_tokens: int, alternatives: int) -> PromptScores:
         best = (num_tokens, alternatives)
@@ -103,6 +105,8 @@ class BoundProgram:
         self._session = session
         self.native_batch = Batch()
         self._parts: tuple[DecodePart | None, PrefillPart | None, RowSampling | None] = (None, None, None)
+        self._answers: tuple[NDArray[Any], ...] | None = None
+        self._tokens: Int32 = np.empty((0, 0), dtype=np.int32)  # of the answers, [N, W]
         for of, _ in (self._full, self._lean):
             session.reserve(of.workspace_bytes, of.scratch_bytes, len(of.ops), shape.num_tokens, max(self.num_rows, 1))
 
@@ -117,21 +121,18 @@ class BoundProgram:
                 "raise --max-logprobs"
             )
         self.point(batch)
+        if results.arrays is not self._answers:
+            self._answer_in(results)
         native = self.native_batch
         native.top_alternatives = batch.prompt_logprobs
-        native.tokens = address(results.tokens)
-        native.target_logprobs = address(results.target_logprobs) if self.shape.prefill_tokens else None
-        native.target_ranks = address(results.target_ranks)
-        native.top_ids = address(results.top_ids)
-        native.top_logprobs = address(results.top_logprobs)
         self.latest, program = self._full if _is_scored(batch) else self._lean
         self._session.run(program, native)
 
     def output(self, batch: PackedBatch, results: Results, started: float) -> DeviceOutput:
         """Views of the last run's results. `started` is when its call came, on the performance counter."""
-        width, num_logits = self.shape.decode_width, self.native_batch.num_logit_rows
+        num_logits = self.native_batch.num_logit_rows
         return DeviceOutput(
-            tokens=results.tokens[: self.num_rows * width].reshape(self.num_rows, width),
+            tokens=self._tokens,
             logits=self.logits(num_logits) if num_logits else None,
             prompt_scores=results.scores(self.shape.prefill_tokens, batch.prompt_logprobs)
             if self.native_batch.num_scored
@@ -144,6 +145,17 @@ class BoundProgram:
         start, stride = self.latest.logits_offset // 4, self.latest.logits_stride
         rows = self._session.workspace[start : start + num_rows * stride]
         return rows.reshape(num_rows, stride)[:, : self._vocab]
+
+    def _answer_in(self, results: Results) -> None:
+        """Once all shapes are compiled the results, too, lie where they lay before."""
+        native, num_tokens = self.native_batch, self.num_rows * self.shape.decode_width
+        native.tokens = address(results.tokens)
+        native.target_logprobs = address(results.target_logprobs) if self.shape.prefill_tokens else None
+        native.target_ranks = address(results.target_ranks)
+        native.top_ids = address(results.top_ids)
+        native.top_logprobs = address(results.top_logprobs)
+        self._tokens = results.tokens[:num_tokens].reshape(self.num_rows, self.shape.decode_width)
+        self._answers = results.arrays
 
     def point(self, batch: PackedBatch) -> None:
         """A shape's buffers are the same at every step, so their addresses are looked up once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -43,6 +44,22 @@ def start(reference: Callable[[str], Reference]) -> Callable[..., Driver]:
         )
 
     return load
+
+
+def test_threads_stay_awake_for_another_process_alone(
+    start: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    class Noted(library.Session):
+        def __init__(self, num_threads: int, isa: str = "", *, lingers: bool = False) -> None:
+            asked.append(lingers)
+            super().__init__(num_threads, isa, lingers=lingers)
+
+    monkeypatch.setattr("neuronserve.neuron_worker.device.cpu.device.Session", Noted)
+    start()
+    start(across_processes=True)
+    assert asked == [False, True]
 
 
 def num_threads() -> int:
@@ -362,11 +379,14 @@ def test_an_instruction_set_that_is_not_there_is_named(start, monkeypatch: pytes
         start()
 
 
-def test_without_a_library_the_device_runs_on_torch(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_without_a_library_the_device_runs_on_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def missing() -> None:
         raise library.NativeMissing("no C compiler")
 
     monkeypatch.setattr("neuronserve.neuron_worker.device.cpu.device.load", missing)
+    monkeypatch.setattr(logging.getLogger("neuronserve"), "propagate", True)  # whatever vLLM was asked to do with it
     assert isinstance(create(CAPABILITIES), TorchDevice)
     assert [record.getMessage()[:14] for record in caplog.records] == ["no C compiler."]
 

@@ -184,8 +184,9 @@ static int64_t cache_bytes(void)
     return size <= 0 ? 1 << 20 : size > 2 << 20 ? 2 << 20 : size;
 }
 
-/* NULL: this processor lacks the instruction set `isa` ("" chooses the best), or memory is short. */
-struct session *ns_open(int num_threads, const char *isa)
+/* `lingers`: a step's answer goes to another process. NULL: this processor lacks the instruction set `isa` ("" chooses
+ * the best), or memory is short. */
+struct session *ns_open(int num_threads, const char *isa, int lingers)
 {
     const struct set *set = find_set(isa);
     struct session *session = set ? calloc(1, sizeof *session) : NULL;
@@ -195,7 +196,7 @@ struct session *ns_open(int num_threads, const char *isa)
     session->kernels = joined(set);
     session->step.cache_bytes = cache_bytes();
     session->num_threads = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
-    session->pool = pool_open(session->num_threads);
+    session->pool = pool_open(session->num_threads, lingers);
     if (!session->pool) {
         free(session);
         return NULL;

@@ -1,7 +1,7 @@
 /* Threads that live as long as the device: asleep between steps, woken once per step, spinning between operations.
  *
- * Before they sleep they stay awake for a moment, giving way to whoever wants to run: a core that fell asleep needs
- * 70 us to wake, and what a step has answered is wanted on it at once.
+ * Where a step's answer goes to another process they stay awake for a moment before they sleep, giving way to whoever
+ * wants to run: a core that fell asleep needs 70 us to wake, and the answer is wanted on it at once.
  *
  * Work is claimed from counters, so a thread that the system holds up never holds up the others unless it owns
  * items: it finds the counters used up and moves on. A step may therefore end while such a latecomer is still on its
@@ -21,6 +21,7 @@ enum { LINGER_MICROSECONDS = 250, LINGER_SHARE = 16 };  /* at most; and one part
 struct pool {
     int num_threads;              /* the caller included */
     int num_started;
+    int lingers;
     pthread_t threads[MAX_THREADS];
     pthread_mutex_t mutex;
     pthread_cond_t wake, left;
@@ -97,14 +98,15 @@ static void *worker(void *argument)
         if (--pool->inside == 0)
             pthread_cond_signal(&pool->left);
         pthread_mutex_unlock(&pool->mutex);
-        linger(pool, seen, began);
+        if (pool->lingers)
+            linger(pool, seen, began);
         pthread_mutex_lock(&pool->mutex);
     }
     pthread_mutex_unlock(&pool->mutex);
     return NULL;
 }
 
-struct pool *pool_open(int num_threads)
+struct pool *pool_open(int num_threads, int lingers)
 {
     struct pool *pool = calloc(1, sizeof *pool);
     if (!pool)
@@ -112,6 +114,7 @@ struct pool *pool_open(int num_threads)
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->left, NULL);
+    pool->lingers = lingers;
     pool->num_threads = num_threads < 1 ? 1 : num_threads > MAX_THREADS ? MAX_THREADS : num_threads;
     for (int i = 1; i < pool->num_threads; i++) {
         struct place *place = malloc(sizeof *place);
