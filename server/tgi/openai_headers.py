@@ -6,6 +6,7 @@ A stream gets its headers as it starts and flows on; a whole answer is one messa
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -26,7 +27,13 @@ class Describing:
         self._is_chat = is_chat
         self._start: Message | None = None  # held back until the answer is there
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
+        """What a stream says passes straight on: every token does."""
+        if message["type"] == "http.response.body" and self._start is None:
+            return self._send(message)
+        return self._describe(message)
+
+    async def _describe(self, message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] == 200:
             if _is_stream(message):
                 _add(message, headers.of_stream(self._compute_type, self._exchange.characters))
@@ -53,11 +60,11 @@ class CountingRefusals:
         self._send = send
         self._recorder = recorder
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start" and 400 <= message["status"] < 500:
             self._recorder.request_started()
             self._recorder.request_failure("overloaded" if message["status"] == 429 else "validation")
-        await self._send(message)
+        return self._send(message)
 
 
 def _is_stream(start: Message) -> bool:
