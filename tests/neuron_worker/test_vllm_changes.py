@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +21,15 @@ import pytest
 import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from vllm import AsyncEngineArgs, EngineArgs
+from vllm import AsyncEngineArgs, EngineArgs, envs
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.entrypoints.cli import serve as cli_serve
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 from vllm.entrypoints.launchers import app as launchers_app
 from vllm.entrypoints.launchers import launcher
 from vllm.entrypoints.launchers.api_server import entry
+from vllm.entrypoints.launchers.utils import server_utils
+from vllm.envs import disable_envs_cache
 from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCoreProc
@@ -244,6 +246,34 @@ def test_vllms_own_answer_does_not_say_why() -> None:
     answer = embeddings(inspect.unwrap(launchers_app.register_api_routers))
 
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+# -- the API process's environment
+
+
+@pytest.fixture
+def lookups_start_anew() -> Iterator[None]:
+    disable_envs_cache()
+    yield
+    disable_envs_cache()
+
+
+@pytest.mark.usefixtures("lookups_start_anew")
+def test_a_server_that_has_started_looks_variables_up_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    server_utils.freeze_gc_heap()
+
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "77")
+    assert envs.VLLM_LOG_STATS_INTERVAL != 77
+
+
+@pytest.mark.usefixtures("lookups_start_anew")
+def test_vllms_own_goes_on_looking_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    inspect.unwrap(server_utils.freeze_gc_heap)()
+
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "77")
+    assert envs.VLLM_LOG_STATS_INTERVAL == 77
 
 
 # -- the error of a failed step
