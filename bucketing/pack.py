@@ -10,7 +10,9 @@ Padding: lengths 0, tokens and positions 0, the scratch block, want nothing, no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +37,8 @@ from .row import Row
 
 NO_TARGET = -1
 NO_DRAFT = -1
+
+_ending_of = attrgetter("want", "temperature", "top_k", "top_p", "min_p")
 
 
 class StepPacker:
@@ -86,6 +90,7 @@ class _Buffers:
         self.draft = DraftRequest(_zeros(num_rows), _zeros(num_rows + self.num_prompts) + NO_DRAFT)
         self._decodes = _Table(self.decode.blocks)
         self._prompts = _Table(self.prefill.blocks)
+        self._endings: dict[int, list[object]] = {}  # by a part's first output row
         self._prompt_tokens = 0
         self._has_targets = False
         self._has_uniforms = False
@@ -170,6 +175,10 @@ class _Buffers:
 
     def _fill_sampling(self, rows: Sequence[Row], first: int, before: int) -> None:
         """Output rows from `first` on, of which the last step used `before`."""
+        endings: list[object] = list(map(_ending_of, rows))
+        if endings == self._endings.get(first):
+            return
+        self._endings[first] = endings
         s, end = self.sampling, first + len(rows)
         s.want[first:end] = [row.want for row in rows]
         s.temperature[first:end] = [row.temperature for row in rows]
@@ -197,17 +206,21 @@ class _Buffers:
 
 
 class _Table:
-    """The block table of one part, and how far each of its rows is in use."""
+    """The block table of one part, what was written there last, and how far each of its rows is in use."""
 
     def __init__(self, blocks: Int32) -> None:
         self._blocks = blocks  # [rows, C]
+        self._written: list[Int32 | None] = [None] * len(blocks)
         self._used = [0] * len(blocks)
         self.num_rows = 0
 
     def fill(self, rows: Sequence[Row]) -> None:
         width = self._blocks.shape[1]
-        used = self._used
+        used, written = self._used, self._written
         for index, row in enumerate(rows):
+            if row.blocks is written[index]:
+                continue
+            written[index] = row.blocks
             # A row may own blocks past this step's context; the graph has no place for them and no need.
             count = min(len(row.blocks), width)
             self._blocks[index, :count] = row.blocks[:count]
@@ -216,7 +229,7 @@ class _Table:
             used[index] = count
         for index in range(len(rows), self.num_rows):
             self._blocks[index, : used[index]] = SCRATCH_BLOCK
-            used[index] = 0
+            used[index], written[index] = 0, None
         self.num_rows = len(rows)
 
 
@@ -259,11 +272,10 @@ def _zeros(*sizes: int) -> Int32:
     return np.zeros(sizes, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class RowOutput:
-    """What a step gave one row. Views of the device's arrays: valid until its next `run`."""
+class RowOutput(NamedTuple):
+    """What a step gave one row. Arrays are views of the device's: valid until its next `run`."""
 
-    tokens: Int32  # [n] of a decode row, [1] of a prompt; -1 where no token was wanted
+    tokens: list[int]  # n of a decode row, one of a prompt; -1 where no token was wanted
     logits: Float32 | None  # [the same, vocabulary], where logits were wanted
     prompt_scores: PromptScores | None  # the prompt's own part
 
@@ -283,6 +295,7 @@ def unpack(output: DeviceOutput, rows: Sequence[Row], shape: StepShape) -> list[
     """One output per row, in the order `rows` were given to `pack`."""
     results: list[RowOutput] = []
     next_score = 0
+    tokens: list[list[int]] = output.tokens.tolist()
     logits = _logits_of(output, rows)
     for index, (row, place) in enumerate(zip(rows, places(rows, shape), strict=True)):
         scores = None
@@ -291,7 +304,7 @@ def unpack(output: DeviceOutput, rows: Sequence[Row], shape: StepShape) -> list[
             if output.prompt_scores is not None and row.targets is not None:
                 scores = _slice_scores(output.prompt_scores, next_score, next_score + len(row.tokens))
             next_score += len(row.tokens)
-        results.append(RowOutput(output.tokens[place, :count], logits[index], scores))
+        results.append(RowOutput(tokens[place][:count], logits[index], scores))
     return results
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from .shape import StepDemand
 _NO_UNIFORMS: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Filled by the runner's state. Arrays are views, read during packing only."""
+class Row(NamedTuple):
+    """Filled by the runner's state. Arrays are views, read during packing only. A tuple, because every step makes one
+    for each of its rows, which a frozen dataclass takes three times as long for."""
 
     tokens: Int32  # [n], this step's tokens; more than one in a decode row: the last token and its drafts
     position: int  # of the first of them
-    blocks: Int32  # cache blocks in order
+    blocks: Int32  # cache blocks in order; the same array object has the same values for as long as it is given
     is_decode: bool
     want: Want
     temperature: float = 0.0

@@ -7,18 +7,34 @@ together exceed the largest prefill part, or the prompts a call may hold, follow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from .plan import Plan
 from .row import Row, demand_of
+from .shape import StepDemand
 
 
-def split(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
+class Part(NamedTuple):
+    """The rows of one call, and what it must hold."""
+
+    rows: Sequence[Row]
+    demand: StepDemand
+
+
+def split(rows: Sequence[Row], plan: Plan, demand: StepDemand) -> list[Part]:
     """Calls in order. Decode rows come before prompts, else the order given is kept: rows that already lie so
     come out in the same order, call after call. A row that fits nowhere is left for `choose` to refuse.
+
+    `demand` is that of all rows.
     """
+    num_prompts = len(rows) - demand.decode_rows
+    if num_prompts <= plan.prompts_per_call and plan.covers(demand):
+        return [Part(rows, demand)]
+    return [Part(call, demand_of(call)) for call in _calls(rows, plan)]
+
+
+def _calls(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
     prompts = [row for row in rows if not row.is_decode]
-    if len(prompts) <= plan.prompts_per_call and plan.covers(demand_of(rows)):
-        return [rows]
     decodes = [row for row in rows if row.is_decode]
     calls: list[Sequence[Row]] = [
         decodes[start : start + plan.max_decode_rows] for start in range(0, len(decodes), plan.max_decode_rows)

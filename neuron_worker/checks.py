@@ -116,7 +116,7 @@ def likeliest(bench: Bench) -> None:
     """the device's greedy token is the likeliest of its logits"""
     if bench.device.capabilities.sampling != "per_step":
         raise Skipped("where tokens are drawn is compiled in")
-    [token] = _read(bench, Want.TOKEN).tokens.tolist()
+    [token] = _read(bench, Want.TOKEN).tokens
     _equal("token", token, int(_logits(bench)[-1].argmax()))
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,9 @@ class IdleWatch:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="idle-watch")
         self._thread.start()
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[bool]:
         """Around everything that uses the device."""
-        with self._busy:
-            yield
+        return self._busy
 
     def stop(self) -> bool:
         """No look from here on; False: one is under way and takes long."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -93,16 +93,15 @@ class Counters:
         """Time of the steps spent outside the device."""
         return self.step_seconds - self.device_seconds
 
-    def step_applied(self, began: float, *, are_decode: Iterable[bool], joined: int) -> None:
-        """A step is under way: which rows it has, and how many of their requests are new."""
-        decodes = list(are_decode)
-        kind = "decode" if all(decodes) else "mixed" if any(decodes) else "prefill"
+    def step_applied(self, began: float, num_decodes: int, *, num_rows: int, num_joined: int) -> None:
+        """A step is under way: how many of its rows decode, and of how many the requests are new."""
+        kind = "decode" if num_decodes == num_rows else "mixed" if num_decodes else "prefill"
         self._step = _Step(self.kinds[kind], began, self.device_seconds)
         applied = time.perf_counter() - began
         self._step.kind.apply_seconds.add(applied)
-        if joined:
-            self.joined.add(joined)
-            if joined < len(decodes):
+        if num_joined:
+            self.joined.add(num_joined)
+            if num_joined < num_rows:
                 self._step.kind.extended += 1
                 self._step.kind.join_seconds.add(applied)
 

@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 WORKER = "neuronserve.neuron_worker.worker.NeuronWorker"
 SCHEDULER = "neuronserve.neuron_worker.scheduler.NeuronScheduler"
+EXECUTOR = "neuronserve.neuron_worker.executor.NeuronExecutor"
 
 
 class NeuronPlatform(Platform):
@@ -214,7 +215,7 @@ def _announce(resolution: Resolution, without_effect: Sequence[str]) -> None:
 def _apply(config: NeuronConfig, vllm_config: VllmConfig) -> None:
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     parallel.worker_cls = WORKER
-    parallel.distributed_executor_backend = "uni"  # one worker drives all cores: tensor parallelism is the device's
+    parallel.distributed_executor_backend = EXECUTOR  # one worker drives all cores: tensor parallelism is the device's
     parallel.disable_custom_all_reduce = True
     scheduler = vllm_config.scheduler_config
     scheduler.scheduler_cls = SCHEDULER

@@ -24,7 +24,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from neuronserve.bucketing.errors import BucketError
 from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
 from neuronserve.bucketing.row import demand_of
-from neuronserve.bucketing.split import split
+from neuronserve.bucketing.split import Part, split
 from neuronserve.bucketing.waste import PaddingCounters
 from neuronserve.neuron_worker.device.base import Device
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import DraftTokenIds, LogprobsTensors, ModelRunnerOutput
 
     from neuronserve.bucketing.plan import Plan
+    from neuronserve.bucketing.shape import StepDemand
     from neuronserve.neuron_worker.drafter import Drafted, Drafter
     from neuronserve.neuron_worker.revival import Revival
     from neuronserve.neuron_worker.sampling import HostSampler
@@ -115,18 +116,20 @@ class Runner:
         if self._cache_is_gone:
             self._cache_is_gone = False
             return ForgottenCache.of(list(scheduled.num_scheduled_tokens))
-        are_decode = (scheduled_row.row.is_decode for scheduled_row in rows)
-        self.counters.step_applied(began, are_decode=are_decode, joined=len(scheduled.scheduled_new_reqs))
+        demand = demand_of([scheduled_row.row for scheduled_row in rows])
+        self.counters.step_applied(
+            began, demand.decode_rows, num_rows=len(rows), num_joined=len(scheduled.scheduled_new_reqs)
+        )
         try:
-            step = self._compute(scheduled, rows)
+            step = self._compute(scheduled, rows, demand)
         except (DeviceError, BucketError) as error:
             return self._fail(scheduled, error)
         if scheduled.has_structured_output_requests:
             self._paused = step
-            self._count(rows, began)
+            self._count(rows, demand, began)
             return None
         output = self._finish(step, None)
-        self._count(rows, began)
+        self._count(rows, demand, began)
         return output
 
     def sample(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
@@ -179,7 +182,7 @@ class Runner:
         self.counters.device_seconds += seconds
         return len(said), seconds
 
-    def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow]) -> ComputedStep:
+    def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow], demand: StepDemand) -> ComputedStep:
         if self._lost is not None:
             self.device, self._lost = self._revival.revive(self._lost), None
         if scheduled.kv_cache_block_copies:
@@ -187,28 +190,26 @@ class Runner:
             _on_device(self.device.copy_blocks, pairs)
         step, self._unread = ComputedStep(scheduled), None
         remaining = iter(rows)  # calls keep the order of the rows
-        calls = split([scheduled_row.row for scheduled_row in rows], self.plan)
-        for number, call in enumerate(calls, start=1):
-            owners = list(islice(remaining, len(call)))
-            is_last = number == len(calls)
-            for owner, output in zip(owners, self._call(step, owners), strict=True):
+        parts = split([scheduled_row.row for scheduled_row in rows], self.plan, demand)
+        for number, part in enumerate(parts, start=1):
+            owners = list(islice(remaining, len(part.rows)))
+            is_last = number == len(parts)
+            for owner, output in zip(owners, self._call(step, owners, part), strict=True):
                 self._collect(step, owner, output, is_last=is_last)
             if not is_last:
                 self._look(step, drafts=True)  # before the next call takes its arrays
         self._revival.worked()
         return step
 
-    def _call(self, step: ComputedStep, owners: Sequence[ScheduledRow]) -> list[RowOutput]:
-        rows = [owner.row for owner in owners]
-        demand = demand_of(rows)
-        shape = self.plan.choose(demand)
-        batch = self.packer.pack(rows, shape)
+    def _call(self, step: ComputedStep, owners: Sequence[ScheduledRow], part: Part) -> list[RowOutput]:
+        shape = self.plan.choose(part.demand)
+        batch = self.packer.pack(part.rows, shape)
         output = _on_device(self.device.run, batch)
         step.call, step.num_calls = Call(owners, batch, output.device_seconds), step.num_calls + 1
-        self.padding.add(shape, demand)
+        self.padding.add(shape, part.demand)
         self.counters.device_calls += 1
         self.counters.device_seconds += output.device_seconds
-        return unpack(output, rows, shape)
+        return unpack(output, part.rows, shape)
 
     def _collect(self, step: ComputedStep, owner: ScheduledRow, output: RowOutput, *, is_last: bool) -> None:
         request = owner.request
@@ -221,7 +222,7 @@ class Runner:
             logits = output.logits if is_last else output.logits.copy()
             step.for_host.append(HostRow(request, logits, owner.drafts))
         else:
-            tokens: list[int] = output.tokens.tolist()
+            tokens = output.tokens
             if owner.drafts:
                 tokens = accept(owner.drafts, tokens)
             elif owner.row.fused_drafts:
@@ -267,15 +268,13 @@ class Runner:
         self._complain(f"a step of {len(scheduled.num_scheduled_tokens)} requests failed: {error}")
         return FailedStep.of(list(scheduled.num_scheduled_tokens), str(error))
 
-    def _count(self, rows: Sequence[ScheduledRow], began: float) -> None:
+    def _count(self, rows: Sequence[ScheduledRow], demand: StepDemand, began: float) -> None:
         counters = self.counters
         counters.steps += 1
-        for scheduled in rows:
-            if scheduled.row.is_decode:
-                counters.decode_tokens += 1
-                counters.drafted_tokens += len(scheduled.drafts) + scheduled.row.fused_drafts
-            else:
-                counters.prompt_tokens += len(scheduled.row.tokens)
+        counters.decode_tokens += demand.decode_rows
+        counters.prompt_tokens += demand.prefill_tokens
+        if self._drafter is not None:
+            counters.drafted_tokens += sum([len(row.drafts) + row.row.fused_drafts for row in rows])
         counters.step_seconds += time.perf_counter() - began
 
 

@@ -31,6 +31,7 @@ from neuronserve.speculative.verify import real_drafts
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
@@ -48,9 +49,31 @@ class StepsWithDrafts(RequestSpecDecodeMetrics):
             super().observe(num_draft_tokens, num_accepted, detailed)
 
 
+class RoomInBlock:
+    """`KVCacheManager.allocate_slots`, answered at once where the tokens lie in a block that their request has and do
+    not fill it: there is nothing to allocate, and no block that could be cached. vLLM asks for every running request
+    in every step, and takes 25 calls of functions to find just this, 15 times in 16 with blocks of 16 tokens.
+
+    For a cache that is all full attention and knows no drafts, whose tokens may be taken back."""
+
+    def __init__(self, manager: KVCacheManager, block_size: int) -> None:
+        self._allocate = manager.allocate_slots
+        self._nothing = manager.empty_kv_cache_blocks
+        self._block_size = block_size
+
+    def __call__(self, request: Request, num_new_tokens: int, *args: Any, **more: Any) -> KVCacheBlocks | None:
+        used = request.num_computed_tokens % self._block_size
+        if used and 0 < num_new_tokens < self._block_size - used and not more.get("num_new_computed_tokens"):
+            return self._nothing
+        return self._allocate(request, num_new_tokens, *args, **more)
+
+
 class NeuronScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if not self.num_spec_tokens:
+            manager = self.kv_cache_manager
+            manager.allocate_slots = RoomInBlock(manager, self.block_size)  # type: ignore[method-assign]
         config = NeuronConfig.of(self.vllm_config)
         self._capabilities = config.capabilities
         self._is_fused = config.is_fused
@@ -90,8 +113,9 @@ class NeuronScheduler(Scheduler):
         """Every decode row, and prompt tokens up to what a call takes."""
         self.running = decodes + prompts  # the budget must reach every decode row before a chunk takes its rest
         places = max(0, self._prompts_per_step - len(prompts))
-        with self._limits(self._prompt_tokens_per_step + self._num_tokens(decodes), len(self.running) + places):
-            return super().schedule(throttle)
+        return self._schedule_within(
+            self._prompt_tokens_per_step + self._num_tokens(decodes), len(self.running) + places, throttle
+        )
 
     def _schedule_apart(self, decodes: list[Request], prompts: list[Request], throttle: bool) -> SchedulerOutput:
         """Prompts or decode rows, taking turns while there are both."""
@@ -120,26 +144,25 @@ class NeuronScheduler(Scheduler):
     def _schedule_prompts(self, decodes: list[Request], prompts: list[Request], throttle: bool) -> SchedulerOutput:
         free = self.max_num_active_reqs - len(self.running)
         places = min(free, max(0, self._prompts_per_step - len(prompts)))
-        with self._hidden(decodes), self._limits(self._prompt_tokens_per_step, len(prompts) + places):
-            return super().schedule(throttle)
+        with self._hidden(decodes):
+            return self._schedule_within(self._prompt_tokens_per_step, len(prompts) + places, throttle)
 
     def _schedule_decodes(self, decodes: list[Request], throttle: bool) -> SchedulerOutput:
         prompts = [request for request in self.running if request.is_prefill_chunk]
-        with self._hidden(prompts), self._limits(self.max_num_scheduled_tokens, len(decodes)):
-            return super().schedule(throttle)
+        with self._hidden(prompts):
+            return self._schedule_within(self.max_num_scheduled_tokens, len(decodes), throttle)
 
     def _num_tokens(self, decodes: list[Request]) -> int:
         drafts = sum([len(request.spec_token_ids) for request in decodes]) if self.num_spec_tokens else 0
         return len(decodes) + drafts
 
-    @contextmanager
-    def _limits(self, num_tokens: int, num_active: int) -> Iterator[None]:
+    def _schedule_within(self, num_tokens: int, num_active: int, throttle: bool) -> SchedulerOutput:
         """At most so many tokens in the step, and so many requests in `running` after it."""
         tokens, active = self.max_num_scheduled_tokens, self.max_num_active_reqs
         self.max_num_scheduled_tokens = min(tokens, num_tokens)
         self.max_num_active_reqs = min(active, num_active + self.num_waiting_for_streaming_input)
         try:
-            yield
+            return super().schedule(throttle)
         finally:
             self.max_num_scheduled_tokens, self.max_num_active_reqs = tokens, active
 

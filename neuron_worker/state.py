@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 NO_PLACE = -1
+NO_BLOCKS: Int32 = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class LiveRequest:
     ending: Ending
     output: list[int] = field(default_factory=list)
     place: int = NO_PLACE
-    num_blocks: int = 0
+    blocks: Int32 = field(default_factory=lambda: NO_BLOCKS)  # a view, made anew whenever there are more
     num_computed: int = 0
     scores_due: bool = False  # prompt log-probabilities asked for and not yet delivered
     num_prompt_logprobs: int = 0  # alternatives beside the prompt's own token
@@ -69,8 +70,7 @@ class LiveRequest:
         return len(self.prompt) + len(self.output)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """A row and whose it is. `ends`: the row reaches its request's last known token, so new ones follow: one, and one
     more for each of the `drafts` that turns out right."""
 
@@ -183,9 +183,9 @@ class RequestState:
         self._add_blocks(request, block_ids)
 
     def _add_blocks(self, request: LiveRequest, block_ids: list[int]) -> None:
-        end = request.num_blocks + len(block_ids)
-        self._blocks[request.place, request.num_blocks : end] = block_ids
-        request.num_blocks = end
+        start, end = len(request.blocks), len(request.blocks) + len(block_ids)
+        self._blocks[request.place, start:end] = block_ids
+        request.blocks = self._blocks[request.place, :end]
 
     def _leave(self, request_id: str) -> None:
         if (request := self._requests.pop(request_id, None)) is not None:
@@ -195,7 +195,7 @@ class RequestState:
         if request.place != NO_PLACE:
             self._free_places.append(request.place)
             request.place = NO_PLACE
-            request.num_blocks = 0
+            request.blocks = NO_BLOCKS
 
     def _rows(self, num_scheduled: dict[str, int], drafts: dict[str, list[int]]) -> list[ScheduledRow]:
         decodes: list[ScheduledRow] = []
@@ -221,7 +221,7 @@ class RequestState:
         row = Row(
             tokens=self._tokens[request.place, start:end],
             position=start,
-            blocks=self._blocks[request.place, : request.num_blocks],
+            blocks=request.blocks,
             is_decode=is_decode,
             want=ending.want if ends else Want.NOTHING,
             temperature=ending.temperature,

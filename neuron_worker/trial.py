@@ -82,8 +82,8 @@ class Trial:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         outputs = []
-        for call in split(rows, self.plan):
-            shape = self.plan.choose(demand_of(call))
+        for call, demand in split(rows, self.plan, demand_of(rows)):
+            shape = self.plan.choose(demand)
             found = unpack(self.device.run(self._packer.pack(call, shape)), call, shape)
             # The device's arrays are its own until the next call.
             outputs += [_copied(output) for output in found]
@@ -124,9 +124,9 @@ def _decodes(request: Request) -> bool:
 
 
 def token_of(output: RowOutput) -> int:
-    return int(output.tokens[-1]) if output.logits is None else int(np.argmax(output.logits[-1]))
+    return output.tokens[-1] if output.logits is None else int(np.argmax(output.logits[-1]))
 
 
 def _copied(output: RowOutput) -> RowOutput:
     logits = None if output.logits is None else output.logits.copy()
-    return RowOutput(output.tokens.copy(), logits, output.prompt_scores)
+    return RowOutput(output.tokens, logits, output.prompt_scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,31 @@ def test_steps_on_reused_buffers_equal_the_naive_packing(data: st.DataObject) ->
         assert batch.prompt_logprobs == max((row.prompt_logprobs for row in rows), default=0)
 
 
+def test_rows_that_stay_are_not_written_again_and_those_that_move_are() -> None:
+    """A row's blocks and its sampling are as they were, in the place they were in, or written anew."""
+    packer, shape = StepPacker(BLOCK_SIZE, PROMPTS), StepShape(3, 1, 0, 16)
+    packer.prepare(shape)
+    first, second = decode(1, 0, [1, 2, 3], temperature=0.5), decode(2, 9, [4, 5, 6, 7], top_k=7)
+    longer = first._replace(position=8, blocks=int32([1, 2, 3, 9]))
+    for rows in (
+        [first, second],
+        [first, second],
+        [first],
+        [first, second],
+        [second, first],
+        [longer, second],
+        [],
+        [longer],
+    ):
+        assert arrays(packer.pack(rows, shape)) == naive(rows, shape)
+
+    batch = packer.pack([longer, second], shape)
+    assert batch.decode is not None
+    batch.decode.blocks[0, 0] = batch.sampling.top_k[1] = 77
+    packer.pack([longer, second], shape)
+    assert (batch.decode.blocks[0, 0], batch.sampling.top_k[1]) == (77, 77), "what stays was written again"
+
+
 @given(st.data())
 def test_unpack_gives_each_row_its_own(data: st.DataObject) -> None:
     """A device that answers each place with numbers made of the row's own tokens."""
@@ -158,7 +183,7 @@ def test_unpack_gives_each_row_its_own(data: st.DataObject) -> None:
     assert len(results) == len(rows)
     for row, result in zip(rows, results, strict=True):
         expected = row.tokens if row.is_decode else row.tokens[-1:]
-        assert result.tokens.tolist() == (expected + 1000).tolist()
+        assert result.tokens == (expected + 1000).tolist()
         if row.want == Want.LOGITS:
             assert result.logits is not None
             assert result.logits.tolist() == [[token + 2000, row.position] for token in expected.tolist()]
@@ -247,7 +272,7 @@ def test_packing_without_prepare_is_an_error() -> None:
     ("rows", "numbers"),
     [
         ([decode(1, 0, [1])] * 3, "3 decode rows.*holds 2"),
-        ([replace(decode(1, 0, [1]), tokens=int32([1, 2]))], "2 tokens in a decode row.*holds 1"),
+        ([decode(1, 0, [1])._replace(tokens=int32([1, 2]))], "2 tokens in a decode row.*holds 1"),
         ([prompt([1], 0, [1])] * 4, "4 prompts.*holds 3"),
         ([prompt([1, 2, 3], 0, [1]), prompt([1, 2], 0, [2])], "5 prompt tokens.*holds 4"),
         ([decode(1, 8, [1, 2, 3])], "9 positions.*holds 8"),
@@ -269,7 +294,7 @@ def test_a_shape_holds_the_demand_of_rows_made_for_it(case: tuple[StepShape, lis
 
 
 def test_demand_counts_rows_widths_tokens_and_reach() -> None:
-    rows = [decode(1, 9, [1, 2, 3]), replace(decode(1, 4, [4, 5]), tokens=int32([1, 2, 3])), prompt([1, 2], 3, [6, 7])]
+    rows = [decode(1, 9, [1, 2, 3]), decode(1, 4, [4, 5])._replace(tokens=int32([1, 2, 3])), prompt([1, 2], 3, [6, 7])]
     assert demand_of(rows) == StepDemand(decode_rows=2, decode_width=3, prefill_tokens=2, context=10)
 
 
@@ -281,7 +306,7 @@ def test_a_row_with_drafts_of_the_device_s_own_is_as_wide_as_it_may_grow() -> No
     assert packed(rows, shape).decode.lengths.tolist() == [1, 1, 1]  # type: ignore[union-attr]
 
     given = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, -1, -1, -1]], np.int32)
-    assert [row.tokens.tolist() for row in unpack(DeviceOutput(given), rows, shape)] == [[1, 2, 3, 4], [5, 6], [9]]
+    assert [row.tokens for row in unpack(DeviceOutput(given), rows, shape)] == [[1, 2, 3, 4], [5, 6], [9]]
 
 
 def test_a_draft_request_knows_what_stands_and_what_follows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
 from neuronserve.bucketing.row import Row, demand_of, int32
-from neuronserve.bucketing.split import split
+from neuronserve.bucketing.split import split as split_parts
 from neuronserve.neuron_worker.device.base import Capabilities, Want
 
 from .devices import ALL, BLOCK_CHIP, CHUNKING_CHIP, CPU, SLOT_CHIP
@@ -19,6 +20,13 @@ from .devices import ALL, BLOCK_CHIP, CHUNKING_CHIP, CPU, SLOT_CHIP
 def plan_for(device: Capabilities, prompts_per_call: int | None = None) -> Plan:
     limited = replace(device, prompts_per_prefill=prompts_per_call or device.prompts_per_prefill)
     return make_plan(PlanRequest(4, 512, 32, chunk_tokens=64), limited)
+
+
+def split(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
+    """The calls' rows; what each is said to need is what it needs."""
+    parts = split_parts(rows, plan, demand_of(rows))
+    assert [part.demand for part in parts] == [demand_of(part.rows) for part in parts]
+    return [part.rows for part in parts]
 
 
 def row(length: int, position: int = 0, is_decode: bool = False) -> Row:

@@ -19,7 +19,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from neuronserve.neuron_worker.config import NeuronConfig
 from neuronserve.neuron_worker.device.cpu.library import num_threads as usable_cores
 from neuronserve.neuron_worker.errors import ConfigError
-from neuronserve.neuron_worker.platform import SCHEDULER, WORKER, NeuronPlatform
+from neuronserve.neuron_worker.platform import EXECUTOR, SCHEDULER, WORKER, NeuronPlatform
 from neuronserve.neuron_worker.resolve import shared
 
 from .tiny_model import SMOLLM2_HEADS, tiny_model
@@ -163,7 +163,7 @@ def test_one_worker_drives_all_cores(tiny: str) -> None:
     config = configured(tiny, tensor_parallel_size=32)
 
     assert config.parallel_config.worker_cls == WORKER
-    assert config.parallel_config.distributed_executor_backend == "uni"
+    assert config.parallel_config.distributed_executor_backend == EXECUTOR
     assert config.scheduler_config.scheduler_cls == SCHEDULER
     assert config.scheduler_config.async_scheduling is False
 

@@ -31,7 +31,7 @@ def stepped(*steps: tuple[list[bool], int], failed: bool = False) -> Counters:
     """Steps, each by which of its rows decode and how many of its requests are new."""
     counters = Counters()
     for are_decode, joined in steps:
-        counters.step_applied(0.0, are_decode=are_decode, joined=joined)
+        counters.step_applied(0.0, sum(are_decode), num_rows=len(are_decode), num_joined=joined)
         counters.step_computed()
         counters.step_ended(failed=failed)
     return counters

@@ -1,0 +1,113 @@
+"""Slots that are granted without asking vLLM's manager: its blocks, and what it caches, must come out the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+
+from neuronserve.neuron_worker.scheduler import RoomInBlock
+
+BLOCK_SIZE, NUM_BLOCKS, LONGEST = 4, 24, 64
+init_none_hash(sha256)
+
+
+def a_manager() -> KVCacheManager:
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.uint8)
+    config = KVCacheConfig(NUM_BLOCKS, [], [KVCacheGroupSpec(["layers"], spec)])
+    return KVCacheManager(config, LONGEST, scheduler_block_size=BLOCK_SIZE, hash_block_size=BLOCK_SIZE)
+
+
+def a_request(name: int, prompt: list[int]) -> Request:
+    params = SamplingParams(max_tokens=LONGEST)
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+    return Request(str(name), prompt, params, None, block_hasher=hasher)
+
+
+class World:
+    """One manager and its requests, driven as the scheduler drives them."""
+
+    def __init__(self, *, asks_first: bool) -> None:
+        self.manager = a_manager()
+        self.ask: Any = RoomInBlock(self.manager, BLOCK_SIZE) if asks_first else self.manager.allocate_slots
+        self.requests: list[Request] = []
+        self.num_made = 0
+
+    def join(self, prompt: list[int], chunk: int) -> object:
+        request = a_request(self.num_made, prompt)
+        self.num_made += 1
+        hit, num_hit = self.manager.get_computed_blocks(request)[:2]
+        count = min(chunk, len(prompt) - num_hit)
+        given = self.ask(
+            request, count, num_new_computed_tokens=num_hit, new_computed_blocks=hit, num_lookahead_tokens=0
+        )
+        if given is None:
+            return None
+        request.num_computed_tokens = num_hit + count
+        self.requests.append(request)
+        return given.get_block_ids()
+
+    def advance(self, index: int, chunk: int, token: int) -> object:
+        """A chunk of its prompt, or the token that it got last."""
+        request = self.requests[index]
+        if request.num_computed_tokens == request.num_tokens:
+            request.append_output_token_ids(token)
+        count = min(chunk, request.num_tokens - request.num_computed_tokens)
+        given = self.ask(request, count, num_lookahead_tokens=0)
+        if given is None:
+            return None
+        request.num_computed_tokens += count
+        return given.get_block_ids(allow_none=True)
+
+    def leave(self, index: int) -> None:
+        self.manager.free(self.requests.pop(index))
+
+    def state(self) -> object:
+        cached = [
+            len(self.manager.get_computed_blocks(a_request(-1, list(r.all_token_ids)))[0].blocks[0])
+            for r in self.requests
+        ]
+        blocks = [self.manager.get_block_ids(request.request_id) for request in self.requests]
+        return blocks, cached, self.manager.block_pool.get_num_free_blocks()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_manager_that_is_asked_less_gives_and_caches_the_same(seed: int) -> None:
+    chance = random.Random(seed)
+    asked, spared = World(asks_first=False), World(asks_first=True)
+    prompts = [[chance.randrange(9) for _ in range(chance.randrange(1, 20))] for _ in range(4)]
+    for _ in range(150):
+        running, draw = len(asked.requests), chance.random()
+        chunk = chance.randrange(1, 8)
+        if not running or draw < 0.1:
+            prompt = [*chance.choice(prompts), chance.randrange(9)]
+            assert spared.join(prompt, chunk) == asked.join(prompt, chunk)
+        elif draw < 0.15 or asked.requests[0].num_tokens >= LONGEST - 8:
+            index = 0 if asked.requests[0].num_tokens >= LONGEST - 8 else chance.randrange(running)
+            asked.leave(index)
+            spared.leave(index)
+        else:
+            index, token = chance.randrange(running), chance.randrange(9)
+            assert spared.advance(index, chunk, token) == asked.advance(index, chunk, token)
+        assert spared.state() == asked.state()
+
+
+def test_vllm_is_asked_when_a_block_gets_full_or_begins() -> None:
+    world = World(asks_first=True)
+    asked: list[int] = []
+    allocate = world.ask._allocate
+    world.ask._allocate = lambda request, *rest, **more: (
+        asked.append(request.num_tokens) or allocate(request, *rest, **more)
+    )
+    world.join([1, 2, 3, 4, 5], 8)
+    for token in range(8):
+        world.advance(0, 1, token)
+    assert asked == [5, 8, 9, 12, 13]  # tokens known: the prompt, then the last and the first of each block
