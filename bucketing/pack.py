@@ -178,7 +178,6 @@ class _Buffers:
         endings: list[object] = list(map(_ending_of, rows))
         if endings == self._endings.get(first):
             return
-        self._endings[first] = endings
         s, end = self.sampling, first + len(rows)
         s.want[first:end] = [row.want for row in rows]
         s.temperature[first:end] = [row.temperature for row in rows]
@@ -190,6 +189,7 @@ class _Buffers:
             s.want[stale] = Want.NOTHING
             s.temperature[stale] = s.min_p[stale] = s.top_k[stale] = 0
             s.top_p[stale] = 1
+        self._endings[first] = endings
 
     def _fill_uniforms(self, decodes: Sequence[Row], prompts: Sequence[Row]) -> None:
         table = self.sampling.uniforms
@@ -220,13 +220,12 @@ class _Table:
         for index, row in enumerate(rows):
             if row.blocks is written[index]:
                 continue
-            written[index] = row.blocks
             # A row may own blocks past this step's context; the graph has no place for them and no need.
             count = min(len(row.blocks), width)
             self._blocks[index, :count] = row.blocks[:count]
             if used[index] > count:
                 self._blocks[index, count : used[index]] = SCRATCH_BLOCK
-            used[index] = count
+            used[index], written[index] = count, row.blocks
         for index in range(len(rows), self.num_rows):
             self._blocks[index, : used[index]] = SCRATCH_BLOCK
             used[index], written[index] = 0, None

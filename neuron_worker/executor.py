@@ -1,13 +1,14 @@
 """vLLM's executor of one worker, which calls it directly: the one call that every step makes takes no detour.
 
 vLLM's own goes by the method's name, through a wrapper, to a future with a lock and a condition. All of it is code and
-memory that a step finds cold, after the device has read a hundred megabytes of weights: 50 us of 300.
+memory that a step finds cold, after the device has read a hundred megabytes of weights: 50 us of 300. It can go when
+vLLM's calls its worker directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-class Done(Future[Any]):
-    """A result that is there: nobody waits for it, so nothing to wait with is made."""
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What vLLM asks of a future, where the result is there: nobody waits for it, so nothing to wait with is made."""
 
-    def __init__(self, result: Any) -> None:
-        self._known = result
+    known: Any
 
     def result(self, timeout: float | None = None) -> Any:
-        return self._known
+        return self.known
 
     def exception(self, timeout: float | None = None) -> None:
         return None
@@ -31,8 +32,8 @@ class Done(Future[Any]):
     def done(self) -> bool:
         return True
 
-    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        fn(self)
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
 
 
 class NeuronExecutor(UniProcExecutor):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.request import RequestStatus
 
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
@@ -52,9 +54,11 @@ class StepsWithDrafts(RequestSpecDecodeMetrics):
 class RoomInBlock:
     """`KVCacheManager.allocate_slots`, answered at once where the tokens lie in a block that their request has and do
     not fill it: there is nothing to allocate, and no block that could be cached. vLLM asks for every running request
-    in every step, and takes 25 calls of functions to find just this, 15 times in 16 with blocks of 16 tokens.
+    in every step, and takes 25 calls of functions to find just this, 15 times in 16 with blocks of 16 tokens. One that
+    waits is vLLM's to admit, whatever room it has.
 
-    For a cache that is all full attention and knows no drafts, whose tokens may be taken back."""
+    For a cache that `is_plain`, without drafts, whose tokens may be taken back. It can go when vLLM looks first itself.
+    """
 
     def __init__(self, manager: KVCacheManager, block_size: int) -> None:
         self._allocate = manager.allocate_slots
@@ -63,15 +67,21 @@ class RoomInBlock:
 
     def __call__(self, request: Request, num_new_tokens: int, *args: Any, **more: Any) -> KVCacheBlocks | None:
         used = request.num_computed_tokens % self._block_size
-        if used and 0 < num_new_tokens < self._block_size - used and not more.get("num_new_computed_tokens"):
+        if used and 0 < num_new_tokens < self._block_size - used and request.status == RequestStatus.RUNNING:
             return self._nothing
         return self._allocate(request, num_new_tokens, *args, **more)
+
+    @staticmethod
+    def is_plain(cache: KVCacheConfig, block_size: int) -> bool:
+        """All full attention, in blocks that are those of prefixes too: nothing is freed, and none cached in part."""
+        specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+        return len(specs) == 1 and type(specs[0]) is FullAttentionSpec and specs[0].block_size == block_size
 
 
 class NeuronScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not self.num_spec_tokens:
+        if not self.num_spec_tokens and RoomInBlock.is_plain(self.kv_cache_config, self.block_size):
             manager = self.kv_cache_manager
             manager.allocate_slots = RoomInBlock(manager, self.block_size)  # type: ignore[method-assign]
         config = NeuronConfig.of(self.vllm_config)

@@ -11,8 +11,14 @@ from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.request import Request
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.request import Request, RequestStatus
 
 from neuronserve.neuron_worker.scheduler import RoomInBlock
 
@@ -51,7 +57,7 @@ class World:
         )
         if given is None:
             return None
-        request.num_computed_tokens = num_hit + count
+        request.num_computed_tokens, request.status = num_hit + count, RequestStatus.RUNNING
         self.requests.append(request)
         return given.get_block_ids()
 
@@ -111,3 +117,26 @@ def test_vllm_is_asked_when_a_block_gets_full_or_begins() -> None:
     for token in range(8):
         world.advance(0, 1, token)
     assert asked == [5, 8, 9, 12, 13]  # tokens known: the prompt, then the last and the first of each block
+
+
+def test_a_request_that_waits_is_vllms_to_admit() -> None:
+    """A session that goes on: its first tokens fit in its block, all of them in no cache."""
+    world = World(asks_first=True)
+    world.join([1, 2, 3, 4, 5], 8)
+    world.join(list(range(60)), 60)
+    session = world.requests[0]
+    session.status = RequestStatus.WAITING
+    session.append_output_token_ids(list(range(200)))
+    assert world.ask(session, 1, full_sequence_must_fit=True) is None
+
+
+def test_another_kind_of_cache_is_asked_always() -> None:
+    def a_cache(*specs: KVCacheSpec) -> KVCacheConfig:
+        return KVCacheConfig(NUM_BLOCKS, [], [KVCacheGroupSpec([f"layers {i}"], spec) for i, spec in enumerate(specs)])
+
+    full = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.uint8)
+    window = SlidingWindowSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.uint8, sliding_window=8)
+    assert RoomInBlock.is_plain(a_cache(full), BLOCK_SIZE)
+    assert not RoomInBlock.is_plain(a_cache(window), BLOCK_SIZE)
+    assert not RoomInBlock.is_plain(a_cache(full, full), BLOCK_SIZE)
+    assert not RoomInBlock.is_plain(a_cache(full), 2 * BLOCK_SIZE)

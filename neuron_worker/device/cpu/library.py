@@ -109,6 +109,7 @@ def load() -> ctypes.CDLL:
         "ns_open": (pointer, (ctypes.c_int, ctypes.c_char_p, ctypes.c_int)),
         "ns_close": (None, (pointer,)),
         "ns_error": (ctypes.c_char_p, (pointer,)),
+        "ns_num_lingered": (i64, (pointer,)),
         "ns_isa": (ctypes.c_char_p, (pointer,)),
         "ns_panel_isa": (ctypes.c_char_p, (pointer,)),
         "ns_panel_width": (i64, (pointer,)),
@@ -187,6 +188,11 @@ class Session:
     def panel_width(self) -> int:
         """Output channels in a panel of packed weights."""
         return int(self.library.ns_panel_width(self._handle))
+
+    @property
+    def num_lingered(self) -> int:
+        """How often a thread stayed awake behind a step."""
+        return int(self.library.ns_num_lingered(self._handle))
 
     def block_slots(self, block_size: int) -> int:
         """Tokens a block has room for: `block_size`, rounded up to whole vectors of keys."""

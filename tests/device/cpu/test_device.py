@@ -46,20 +46,16 @@ def start(reference: Callable[[str], Reference]) -> Callable[..., Driver]:
     return load
 
 
-def test_threads_stay_awake_for_another_process_alone(
-    start: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("across_processes", [False, True])
+def test_threads_stay_awake_behind_a_step_for_another_process_alone(
+    start: Callable[..., Driver], across_processes: bool
 ) -> None:
-    asked: list[bool] = []
-
-    class Noted(library.Session):
-        def __init__(self, num_threads: int, isa: str = "", *, lingers: bool = False) -> None:
-            asked.append(lingers)
-            super().__init__(num_threads, isa, lingers=lingers)
-
-    monkeypatch.setattr("neuronserve.neuron_worker.device.cpu.device.Session", Noted)
-    start()
-    start(across_processes=True)
-    assert asked == [False, True]
+    driver, stream = start(across_processes=across_processes), Stream(random_tokens(80, 0))
+    driver.step([prefill(stream, 8)])
+    session = driver.device._session
+    for _ in range(60):  # a thread that wakes late finds nothing to do, and sleeps on
+        driver.step([decode(stream, 1)])
+    assert (session.num_lingered > 0) == across_processes
 
 
 def num_threads() -> int:

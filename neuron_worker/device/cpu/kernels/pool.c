@@ -22,6 +22,7 @@ struct pool {
     int num_threads;              /* the caller included */
     int num_started;
     int lingers;
+    _Atomic int64_t num_lingered; /* times, of all threads */
     pthread_t threads[MAX_THREADS];
     pthread_mutex_t mutex;
     pthread_cond_t wake, left;
@@ -98,8 +99,10 @@ static void *worker(void *argument)
         if (--pool->inside == 0)
             pthread_cond_signal(&pool->left);
         pthread_mutex_unlock(&pool->mutex);
-        if (pool->lingers)
+        if (pool->lingers) {
             linger(pool, seen, began);
+            atomic_fetch_add(&pool->num_lingered, 1);
+        }
         pthread_mutex_lock(&pool->mutex);
     }
     pthread_mutex_unlock(&pool->mutex);
@@ -129,6 +132,8 @@ struct pool *pool_open(int num_threads, int lingers)
     }
     return pool;
 }
+
+int64_t pool_num_lingered(const struct pool *pool) { return atomic_load(&pool->num_lingered); }
 
 void pool_close(struct pool *pool)
 {
