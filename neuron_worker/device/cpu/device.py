@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import cast
 
 import numpy as np
@@ -103,13 +103,13 @@ class CpuDevice:
             bytes_per_kv_token=self._bytes_per_token(options.block_size),
             weight_bytes=num_bytes,
             compute_dtype="float32",
-            notes=_notes(options, self._session),
+            notes=_notes(options, self._session, packer.types),
         )
 
     def _load_draft(self, draft_dir: str, model_dir: str, options: DeviceOptions) -> int:
         """Its bytes."""
         session, model, _ = self._loaded()
-        packer = NativePacker(session, cast(FloatType, options.dtype), options.activations, keeps_narrow=True)
+        packer = NativePacker(session, cast(FloatType, options.dtype), options.activations)
         try:
             self._draft = load_draft(draft_dir, model_dir, model, options, packer)
         except DeviceError:
@@ -214,8 +214,11 @@ class CpuDevice:
         return self._session, self._model, self._options
 
 
-def _notes(options: DeviceOptions, session: Session) -> tuple[str, ...]:
+def _notes(options: DeviceOptions, session: Session, types: Set[str]) -> tuple[str, ...]:
     notes = [f"{session.num_threads} threads, {session.isa} kernels"]
+    if options.dtype == "float32" and (kept := sorted(types & {"bfloat16", "float16"})):
+        some = "weights" if types == set(kept) else "some weights"
+        notes.append(f"{some} stay in {' and '.join(kept)}, as the checkpoint has them: the same numbers in float32")
     if options.dtype != "float32":
         notes.append(f"weights are kept in {options.dtype}, computed in float32")
     if options.quantization is not None and options.activations == "int8":

@@ -41,7 +41,7 @@ from .packer import ITEM_BYTES, NativePacker, Panels, Table, panel_items
 log = logging.getLogger(__name__)
 
 LAYOUT = 1
-"""Raise when packing gives other bytes for the same weights; files of another layout are then not used."""
+"""Raise when packing gives other bytes for the same weights of a type; files of another layout are then not used."""
 
 FOLDER = "packed"
 _ALIGNMENT = 64
@@ -273,11 +273,8 @@ class PackedFile:
 
     def piece(self, name: str, size: int) -> Piece:
         """Its first `size` elements: what follows fills a cache line."""
-        described = self._header.get(name)
-        if described is None:
-            raise LoadError(f"{name} is missing in {self.path}; config.json and weights do not belong together")
-        begin, end = described["data_offsets"]
-        kind = _TYPE_OF[described["dtype"]]
+        begin, end = self._described(name)["data_offsets"]
+        kind = self.type_of(name)
         if _padded(size * ITEM_BYTES[kind]) != end - begin:
             raise LoadError(
                 f"{name} in {self.path} has {end - begin} bytes, config.json makes it {size} of {kind}; "
@@ -286,6 +283,16 @@ class PackedFile:
         data = self.data if name.endswith(_TABLE) else self._pages
         return Piece(kind, np.frombuffer(data, _STORED[kind][1], size, self._start + begin))
 
+    def type_of(self, name: str) -> str:
+        """One of `library.TYPES`."""
+        return _TYPE_OF[self._described(name)["dtype"]]
+
+    def _described(self, name: str) -> Mapping[str, Any]:
+        described: Mapping[str, Any] | None = self._header.get(name)
+        if described is None:
+            raise LoadError(f"{name} is missing in {self.path}; config.json and weights do not belong together")
+        return described
+
 
 class FindingPacker(NativePacker):
     """Finds packed what it is asked to pack."""
@@ -293,6 +300,10 @@ class FindingPacker(NativePacker):
     def __init__(self, session: Session, dtype: FloatType, file: PackedFile, activations: str = "float32") -> None:
         super().__init__(session, dtype, activations)
         self._file = file
+
+    def _kind_of(self, parts: Sequence[Matrix]) -> FloatType:
+        found = self._file.type_of(f"{parts[0].name}.panels")
+        return cast(FloatType, found) if self._dtype == "float32" and found not in QUANTIZED else self._dtype
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         name = parts[0].name

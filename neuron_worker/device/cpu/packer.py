@@ -54,18 +54,14 @@ class Table:
 class NativePacker:
     """See `graph.ops.Packer`."""
 
-    def __init__(
-        self, session: Session, dtype: FloatType, activations: str = "float32", *, keeps_narrow: bool = False
-    ) -> None:
-        """`keeps_narrow`: weights that the checkpoint has in a narrower type than `dtype` stay in it, the same numbers
-        in less memory."""
+    def __init__(self, session: Session, dtype: FloatType, activations: str = "float32") -> None:
         self._session = session
         self._dtype = dtype
         self._int8 = "uint8" if activations == "int8" else "int8"
-        self._keeps_narrow = keeps_narrow
         self._slab: Memory | None = None
         self._slab_used = 0
         self.num_bytes = 0  # of all that was packed
+        self.types: set[str] = set()  # of the matrices
 
     def linear(
         self,
@@ -79,6 +75,7 @@ class NativePacker:
         channels = _round_up(rows, self._session.panel_width)
         kind = self._int8 if quantize else self._kind_of(parts)
         packed = self._panels(parts, kind, channels, gate)
+        self.types.add(kind)
         self.num_bytes += rows * (columns * ITEM_BYTES[kind] + (4 if quantize else 0))
         return LinearWeight(columns, rows, packed, None if bias is None else self._in_order(bias, channels, gate))
 
@@ -100,7 +97,9 @@ class NativePacker:
         return self._vector(table)
 
     def _kind_of(self, parts: Sequence[Matrix]) -> FloatType:
-        if not self._keeps_narrow or self._dtype != "float32":
+        """Weights that the checkpoint has in a narrower type than float32 stay in it: the same numbers, for half of the
+        memory and of what a step reads."""
+        if self._dtype != "float32":
             return self._dtype
         stored = {part.dtype for part in parts}
         return stored.pop() if len(stored) == 1 else self._dtype

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from neuronserve.neuron_worker import tiny_checkpoint
 from neuronserve.neuron_worker.device import checksum
@@ -19,6 +21,7 @@ from neuronserve.neuron_worker.device.cpu.program import padding_batch
 from neuronserve.neuron_worker.device.errors import LoadError
 from neuronserve.neuron_worker.device.manifest import Manifest, entry_of
 
+LONGEST = 192
 FORMS: list[tuple[str, str | None, bool, str]] = [
     ("float32", None, False, "float32"),
     ("bfloat16", None, False, "float32"),
@@ -32,7 +35,7 @@ def options(
     dtype: str = "float32", quantization: str | None = None, head: bool = False, activations: str = "float32"
 ) -> DeviceOptions:
     how = {"dtype": dtype, "quantization": quantization, "quantize_head": head, "activations": activations}
-    return DeviceOptions(2, 64, 16, 1, threads=1, **how)  # type: ignore[arg-type]
+    return DeviceOptions(2, LONGEST, 16, 1, threads=1, **how)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -52,18 +55,19 @@ def export(checkpoint: str, into: Path, how: DeviceOptions, *, with_plain: bool 
     return str(into)
 
 
-def logits(directory: str, how: DeviceOptions) -> bytes:
-    """Of one step that reads four tokens."""
+def logits(directory: str, how: DeviceOptions, num_tokens: int = 4) -> bytes:
+    """Of one step that reads so many tokens."""
     device = CpuDevice()
     device.load(directory, how)
-    device.allocate(6)
-    shape = StepShape(decode_rows=0, decode_width=1, prefill_tokens=4, context=64)
+    device.allocate(1 + LONGEST // 16)
+    shape = StepShape(decode_rows=0, decode_width=1, prefill_tokens=num_tokens, context=LONGEST)
     device.compile(shape)
     device.seal()
-    batch = padding_batch(shape, 1, 4, 1)
+    num_blocks = LONGEST // 16
+    batch = padding_batch(shape, 1, num_blocks, 1)
     assert batch.prefill is not None
-    batch.prefill.tokens[:] = [5, 6, 7, 8]
-    batch.prefill.lengths[:], batch.prefill.blocks[:] = 4, [[1, 2, 3, 4]]
+    batch.prefill.tokens[:] = np.arange(5, 5 + num_tokens)
+    batch.prefill.lengths[:], batch.prefill.blocks[:] = num_tokens, [range(1, 1 + num_blocks)]
     batch.sampling.want[:] = Want.LOGITS
     found = device.run(batch).logits
     assert found is not None
@@ -80,6 +84,51 @@ def test_packed_weights_give_the_same_bits(
     how = options(*form)
     made = export(checkpoint, tmp_path / "export", how)  # no plain weights: they cannot have been read
     assert logits(made, how) == logits(checkpoint, how)
+
+
+def stored_as(kind: torch.dtype, checkpoint: str, into: Path, but: str = "none") -> tuple[str, str]:
+    """The checkpoint with weights that `kind` holds, `but` for some: stored as that, and as float32."""
+    found = []
+    for name, stored in (("narrow", kind), ("wide", torch.float32)):
+        (into / name).mkdir()
+        (into / name / "config.json").write_bytes((Path(checkpoint) / "config.json").read_bytes())
+        weights = load_file(f"{checkpoint}/model.safetensors").items()
+        tensors = {key: value if but in key else value.to(kind).to(stored) for key, value in weights}
+        save_file(tensors, into / name / "model.safetensors")
+        found.append(str(into / name))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 160])  # by rows, in tiles, and widened panel by panel
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_of_a_narrower_checkpoint_is_the_same_bits(
+    kind: torch.dtype, num_tokens: int, checkpoint: str, tmp_path: Path
+) -> None:
+    narrow, wide = stored_as(kind, checkpoint, tmp_path)
+    expected = logits(wide, options(), num_tokens)
+    assert logits(narrow, options(), num_tokens) == expected
+    assert logits(export(narrow, tmp_path / "export", options()), options(), num_tokens) == expected
+
+
+def test_float32_of_a_narrower_checkpoint_takes_half_the_memory(checkpoint: str, tmp_path: Path) -> None:
+    narrow, wide = stored_as(torch.bfloat16, checkpoint, tmp_path)
+    made = export(narrow, tmp_path / "export", options())
+    facts = {directory: CpuDevice().load(directory, options()) for directory in (narrow, made, wide)}
+    assert facts[made].weight_bytes == facts[narrow].weight_bytes < 0.55 * facts[wide].weight_bytes
+    assert any(note.startswith("weights stay in bfloat16") for note in facts[narrow].notes)
+    assert not any("stay in" in note for note in facts[wide].notes)
+
+
+@pytest.mark.parametrize(("quantization", "but"), [(None, "k_proj"), ("int8", "none")])
+def test_what_is_narrow_in_part_stays_so_in_part(
+    quantization: str | None, but: str, checkpoint: str, tmp_path: Path
+) -> None:
+    """One of three matrices that are multiplied together is wider; and beside int8 the head alone is narrow."""
+    narrow, wide = stored_as(torch.bfloat16, checkpoint, tmp_path, but)
+    how = options("float32", quantization)
+    assert logits(narrow, how) == logits(wide, how)
+    assert logits(export(narrow, tmp_path / "export", how), how) == logits(wide, how)
+    assert any(note.startswith("some weights stay in bfloat16") for note in CpuDevice().load(narrow, how).notes)
 
 
 def test_weights_packed_for_other_options_are_passed_over_with_one_line(
