@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from neuronserve.bucketing.pack import StepPacker
@@ -45,8 +44,8 @@ def rows(position: int) -> list[Row]:
         is_decode, blocks = stream < 3, int32(list(range(1 + stream * per_stream, 1 + (stream + 1) * per_stream)))
         tokens = int32([7] if is_decode else [5, 6, 7, 8, 9])
         found.append(Row(tokens, position, blocks, is_decode=is_decode, want=Want.TOKEN))
-    found[1] = replace(found[1], temperature=0.8, top_k=20, top_p=0.95, uniforms=(0.3,))
-    found[2] = replace(found[2], want=Want.LOGITS)
+    found[1] = found[1]._replace(temperature=0.8, top_k=20, top_p=0.95, uniforms=(0.3,))
+    found[2] = found[2]._replace(want=Want.LOGITS)
     return found
 
 

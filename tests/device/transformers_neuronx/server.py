@@ -118,7 +118,8 @@ class Server:
         """Prompts read in one step: in one call, as far as they fit."""
         requests = [Running(list(prompt), self.free.pop(0), sampling) for prompt in prompts]
         waiting = list(requests)
-        for rows in split([self.row(request, request.prompt, 0, is_decode=False) for request in requests], self.plan):
+        given = [self.row(request, request.prompt, 0, is_decode=False) for request in requests]
+        for rows, _ in split(given, self.plan, demand_of(given)):
             self.call(list(rows), [waiting.pop(0) for _ in rows])
         self.running += requests
         return requests

@@ -119,7 +119,7 @@ class TestSteps:
         server = serve()
         prompts = [[5, 6], [7, 8, 9], [3]]
         rows = [
-            replace(server.row(Running(prompt, slot), prompt, 0, is_decode=False), want=want)
+            server.row(Running(prompt, slot), prompt, 0, is_decode=False)._replace(want=want)
             for slot, (prompt, want) in enumerate(zip(prompts, (Want.LOGITS, Want.TOKEN, Want.LOGITS), strict=True))
         ]
         outputs = server.call(rows)
@@ -136,7 +136,7 @@ class TestSteps:
 
         def drawn(uniform: float) -> int:
             row = server.prompt_row([5, 6], 0)
-            row = replace(row, temperature=50.0, uniforms=(uniform,))
+            row = row._replace(temperature=50.0, uniforms=(uniform,))
             return int(server.call([row])[0].tokens[0])
 
         assert drawn(0.01) < drawn(0.99)
@@ -167,7 +167,7 @@ class TestSteps:
 
     def test_scores_of_a_prompt(self, serve: Serve) -> None:
         server = serve()
-        row = replace(server.prompt_row([5, 6], 0), targets=np.array([6, -1], np.int32))
+        row = server.prompt_row([5, 6], 0)._replace(targets=np.array([6, -1], np.int32))
         with pytest.raises(DeviceError, match="prompt log-probabilities"):
             server.call([row])
 
@@ -350,7 +350,7 @@ class TestSamplingOnTheChip:
     ) -> None:
         """It may have failed before the chip had them, or after: neither the new ones nor the old are known there."""
         server = serve(sampling="device")
-        old, new = (replace(server.prompt_row([5, 6], 0), temperature=value) for value in (0.5, 0.25))
+        old, new = (server.prompt_row([5, 6], 0)._replace(temperature=value) for value in (0.5, 0.25))
         server.call([old])
         model = chip.chips[0].model
         write = model.update_generation_config
@@ -371,7 +371,7 @@ class TestSamplingOnTheChip:
     def test_one_number_of_yours_is_every_slot_s(self, serve: Serve, chip: Any) -> None:
         server = serve(neuron_config={"on_device_generation": {"top_k": 50, "temperature": 0.5}})
         assert chip.chips[0].tables["top_k"] == [50, 50, 50]
-        server.call([replace(server.prompt_row([5, 6], 1), temperature=0.25, top_k=9)])
+        server.call([server.prompt_row([5, 6], 1)._replace(temperature=0.25, top_k=9)])
         assert chip.chips[0].tables["top_k"] == [50, 9, 50]
         assert chip.chips[0].tables["temperature"] == [0.5, 0.25, 0.5]
 
@@ -384,7 +384,7 @@ class TestSamplingOnTheChip:
         device.allocate(4)
         for shape in server.plan.shapes:
             device.compile(shape)
-        row = replace(server.prompt_row([5, 6], 0), temperature=0.5)
+        row = server.prompt_row([5, 6], 0)._replace(temperature=0.5)
         server.call([row])
         device.compile(StepShape(0, 1, 64, 64))
         server.call([row])
@@ -402,8 +402,8 @@ class TestSamplingOnTheChip:
     def test_a_refused_row_leaves_the_parameters_of_others(self, serve: Serve, chip: Any) -> None:
         server = serve(sampling="device")
         rows = [
-            replace(server.prompt_row([5, 6], 0), temperature=0.5),
-            replace(server.prompt_row([5, 6], 1), want=Want.LOGITS),
+            server.prompt_row([5, 6], 0)._replace(temperature=0.5),
+            server.prompt_row([5, 6], 1)._replace(want=Want.LOGITS),
         ]
         with pytest.raises(DeviceError):
             server.call(rows)
@@ -424,7 +424,7 @@ class TestSamplingOnTheChip:
 
     def test_fields_of_yours_join_ours(self, serve: Serve, chip: Any) -> None:
         server = serve(neuron_config={"on_device_generation": {"global_top_k": 9, "top_p_min_tokens": [2, 1, 3]}})
-        server.call([replace(server.prompt_row([5, 6], 1), temperature=0.25, top_k=20)])
+        server.call([server.prompt_row([5, 6], 1)._replace(temperature=0.25, top_k=20)])
         tables = chip.chips[0].tables
         assert (tables["top_k"][1], tables["top_p_min_tokens"]) == (9, [2, 1, 3])
 
