@@ -7,7 +7,7 @@ together exceed the largest prefill part, or the prompts a call may hold, follow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from .plan import Plan
 from .row import Row, demand_of
@@ -15,22 +15,24 @@ from .shape import StepDemand
 
 
 class Part(NamedTuple):
-    """The rows of one call, and what it must hold."""
+    """The rows of a step or of one of its calls, and what must be held for them."""
 
     rows: Sequence[Row]
     demand: StepDemand
 
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Self:
+        return cls(rows, demand_of(rows))
 
-def split(rows: Sequence[Row], plan: Plan, demand: StepDemand) -> list[Part]:
+
+def split(whole: Part, plan: Plan) -> list[Part]:
     """Calls in order. Decode rows come before prompts, else the order given is kept: rows that already lie so
     come out in the same order, call after call. A row that fits nowhere is left for `choose` to refuse.
-
-    `demand` is that of all rows.
     """
-    num_prompts = len(rows) - demand.decode_rows
-    if num_prompts <= plan.prompts_per_call and plan.covers(demand):
-        return [Part(rows, demand)]
-    return [Part(call, demand_of(call)) for call in _calls(rows, plan)]
+    num_prompts = len(whole.rows) - whole.demand.decode_rows
+    if num_prompts <= plan.prompts_per_call and plan.covers(whole.demand):
+        return [whole]
+    return [Part.of(call) for call in _calls(whole.rows, plan)]
 
 
 def _calls(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:

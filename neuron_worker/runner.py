@@ -23,7 +23,6 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from neuronserve.bucketing.errors import BucketError
 from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
-from neuronserve.bucketing.row import demand_of
 from neuronserve.bucketing.split import Part, split
 from neuronserve.bucketing.waste import PaddingCounters
 from neuronserve.neuron_worker.device.base import Device
@@ -116,20 +115,20 @@ class Runner:
         if self._cache_is_gone:
             self._cache_is_gone = False
             return ForgottenCache.of(list(scheduled.num_scheduled_tokens))
-        demand = demand_of([scheduled_row.row for scheduled_row in rows])
+        whole = Part.of([scheduled_row.row for scheduled_row in rows])
         self.counters.step_applied(
-            began, demand.decode_rows, num_rows=len(rows), num_joined=len(scheduled.scheduled_new_reqs)
+            began, whole.demand.decode_rows, num_rows=len(rows), num_joined=len(scheduled.scheduled_new_reqs)
         )
         try:
-            step = self._compute(scheduled, rows, demand)
+            step = self._compute(scheduled, rows, whole)
         except (DeviceError, BucketError) as error:
             return self._fail(scheduled, error)
         if scheduled.has_structured_output_requests:
             self._paused = step
-            self._count(rows, demand, began)
+            self._count(rows, whole.demand, began)
             return None
         output = self._finish(step, None)
-        self._count(rows, demand, began)
+        self._count(rows, whole.demand, began)
         return output
 
     def sample(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
@@ -182,7 +181,7 @@ class Runner:
         self.counters.device_seconds += seconds
         return len(said), seconds
 
-    def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow], demand: StepDemand) -> ComputedStep:
+    def _compute(self, scheduled: SchedulerOutput, rows: Sequence[ScheduledRow], whole: Part) -> ComputedStep:
         if self._lost is not None:
             self.device, self._lost = self._revival.revive(self._lost), None
         if scheduled.kv_cache_block_copies:
@@ -190,7 +189,7 @@ class Runner:
             _on_device(self.device.copy_blocks, pairs)
         step, self._unread = ComputedStep(scheduled), None
         remaining = iter(rows)  # calls keep the order of the rows
-        parts = split([scheduled_row.row for scheduled_row in rows], self.plan, demand)
+        parts = split(whole, self.plan)
         for number, part in enumerate(parts, start=1):
             owners = list(islice(remaining, len(part.rows)))
             is_last = number == len(parts)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
-from neuronserve.bucketing.row import Row, demand_of, int32
-from neuronserve.bucketing.split import split
+from neuronserve.bucketing.row import Row, int32
+from neuronserve.bucketing.split import Part, split
 
 from .config import NeuronConfig
 from .device.base import Device, ModelFacts, Want
@@ -82,7 +82,7 @@ class Trial:
 
     def run(self, rows: Sequence[Row]) -> list[RowOutput]:
         outputs = []
-        for call, demand in split(rows, self.plan, demand_of(rows)):
+        for call, demand in split(Part.of(rows), self.plan):
             shape = self.plan.choose(demand)
             found = unpack(self.device.run(self._packer.pack(call, shape)), call, shape)
             # The device's arrays are its own until the next call.

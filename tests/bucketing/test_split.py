@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
 from neuronserve.bucketing.row import Row, demand_of, int32
+from neuronserve.bucketing.split import Part
 from neuronserve.bucketing.split import split as split_parts
 from neuronserve.neuron_worker.device.base import Capabilities, Want
 
@@ -24,7 +25,7 @@ def plan_for(device: Capabilities, prompts_per_call: int | None = None) -> Plan:
 
 def split(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
     """The calls' rows; what each is said to need is what it needs."""
-    parts = split_parts(rows, plan, demand_of(rows))
+    parts = split_parts(Part.of(rows), plan)
     assert [part.demand for part in parts] == [demand_of(part.rows) for part in parts]
     return [part.rows for part in parts]
 

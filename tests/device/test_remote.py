@@ -19,13 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuronserve.neuron_worker.device import arithmetic, host_process, registry
-from neuronserve.neuron_worker.device.base import DeviceOptions, ModelFacts, StepShape
+from neuronserve.neuron_worker.device import host_process, registry
+from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost, UncompiledShape
-from neuronserve.neuron_worker.device.host import Host
 from neuronserve.neuron_worker.device.host_process import environment, find_python
 from neuronserve.neuron_worker.device.remote import Deadlines, RemoteDevice
-from neuronserve.neuron_worker.device.wire import PROTOCOL, Verb, type_to_json
+from neuronserve.neuron_worker.device.wire import PROTOCOL, Verb
 
 from .driver import Driver, Stream, decode, prefill
 
@@ -586,17 +585,3 @@ def test_a_device_made_in_a_thread_outlives_the_thread(world: World) -> None:
     thread.join()
     [device] = world.devices
     assert serve(device)[: len(PROMPT)] == PROMPT
-
-
-def test_a_backend_is_told_that_its_caller_is_another_process(world: World) -> None:
-    told: list[DeviceOptions] = []
-
-    class Noted(arithmetic.ArithmeticDevice):
-        def load(self, model_dir: str, options: DeviceOptions, draft_dir: str | None = None) -> ModelFacts:
-            told.append(options)
-            return super().load(model_dir, options, draft_dir)
-
-    host = Host(None, None, None)  # type: ignore[arg-type]
-    host._device = Noted(arithmetic.CAPABILITIES)
-    host._load({"model_dir": str(world.directory), "options": type_to_json(OPTIONS), "draft_dir": None})
-    assert told == [replace(OPTIONS, across_processes=True)]

@@ -12,7 +12,7 @@ import numpy as np
 from neuronserve.bucketing.pack import RowOutput, StepPacker, unpack
 from neuronserve.bucketing.plan import Plan, PlanRequest, make_plan
 from neuronserve.bucketing.row import Row, demand_of
-from neuronserve.bucketing.split import split
+from neuronserve.bucketing.split import Part, split
 from neuronserve.neuron_worker.device.base import DeviceOptions, PackedBatch, StepShape, Want
 from neuronserve.neuron_worker.device.transformers_neuronx.capabilities import CAPABILITIES
 from neuronserve.neuron_worker.device.transformers_neuronx.device import NeuronxDevice
@@ -119,7 +119,7 @@ class Server:
         requests = [Running(list(prompt), self.free.pop(0), sampling) for prompt in prompts]
         waiting = list(requests)
         given = [self.row(request, request.prompt, 0, is_decode=False) for request in requests]
-        for rows, _ in split(given, self.plan, demand_of(given)):
+        for rows, _ in split(Part.of(given), self.plan):
             self.call(list(rows), [waiting.pop(0) for _ in rows])
         self.running += requests
         return requests
