@@ -13,7 +13,7 @@ import pytest
 from vllm import SamplingParams
 
 from neuronserve.bucketing.plan import Plan
-from neuronserve.bucketing.row import Row
+from neuronserve.bucketing.split import Part
 from neuronserve.neuron_worker import runner
 from neuronserve.neuron_worker.device.arithmetic import ArithmeticDevice
 from neuronserve.neuron_worker.device.errors import DeviceError, DeviceLost
@@ -90,10 +90,11 @@ def test_a_conversation(engine: Engine) -> None:
     assert engine.one(text, greedy(5)).num_cached_tokens > 100  # type: ignore[operator]
 
 
-def test_a_step_in_several_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(rows: Sequence[Row], plan: Plan) -> list[Sequence[Row]]:
-        return [[row] for row in rows]
+def one_by_one(whole: Part, plan: Plan) -> list[Part]:
+    return [Part.of([row]) for row in whole.rows]
 
+
+def test_a_step_in_several_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "split", one_by_one)
     prompts = [LONG[:40], [3, 4], [9, 9, 9]]
     outputs = engine.generate(prompts, greedy(20))
@@ -103,7 +104,7 @@ def test_a_step_in_several_calls(engine: Engine, monkeypatch: pytest.MonkeyPatch
 def test_rows_that_wait_for_the_host_in_such_a_step_get_no_drafts(
     fresh: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "split", lambda rows, plan: [[row] for row in rows])
+    monkeypatch.setattr(runner, "split", one_by_one)
     prompts = [LONG[:40], [3, 4], [9, 9, 9]]
     outputs = fresh.generate(prompts, greedy(20, logprobs=1))
     assert [list(output.outputs[0].token_ids) for output in outputs] == [expected(prompt, 20) for prompt in prompts]
@@ -257,7 +258,7 @@ def test_asking_between_the_calls_of_a_step_is_not_learned_from(
     """Nothing waited for it that a choice could have spared; only what follows a step's last call was chosen."""
     pace, asked, counters = drafter_of(adaptive).pace, list[int](), adaptive.worker.runner.counters
     assert pace is not None
-    monkeypatch.setattr(runner, "split", lambda rows, plan: [[row] for row in rows])
+    monkeypatch.setattr(runner, "split", one_by_one)
     monkeypatch.setattr(pace, "asked", lambda num_asked, seconds: asked.append(num_asked))
     decide(adaptive, monkeypatch, repeat(True))
     steps, prompts = counters.steps, [LONG[:40], [3, 4], [9, 9, 9]]
