@@ -1,6 +1,7 @@
 """All linear layers of a model and its head, without the rest: `python benchmarks/linear.py [--model DIR]`.
 
-One thread, random weights of the model's sizes, steps of 1 to 512 rows. The columns take turns, and what counts is the
+One thread, random weights of the model's sizes, steps of 1 to 512 rows; float32 also with weights kept in the narrower
+type of a checkpoint. The columns take turns, and what counts is the
 least processor time of a step in all rounds: others on the machine can only add to it. Rounding activations to int8 is
 counted. Columns of another instruction set than the best are asked for by `--sets`. Beside them what torch has for
 linear layers: its own, oneDNN's on weights laid out once, and its 8-bit weights with float32 activations. ONNX Runtime,
@@ -30,12 +31,13 @@ from neuronserve.neuron_worker.device.cpu.library import Session
 from neuronserve.neuron_worker.device.cpu.native_ops import NativeOps
 from neuronserve.neuron_worker.device.cpu.packer import NativePacker, Table
 from neuronserve.neuron_worker.device.cpu.program import BoundProgram, Results
-from neuronserve.neuron_worker.device.graph.ops import LinearWeight
+from neuronserve.neuron_worker.device.graph.ops import FloatType, LinearWeight
 from neuronserve.neuron_worker.device.graph.spec import ModelSpec, read_spec
 
 ROWS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 512)
 BLOCK = 16
 GATED = 2
+NARROW: tuple[FloatType, ...] = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Numbers:
 
     shape: tuple[int, int]
     source: NDArray[np.float32]
+    dtype: FloatType = "float32"
     name: str = "random"
-    dtype = "float32"
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
         rows = len(range(*slice(start, stop).indices(self.shape[0])))
@@ -64,8 +66,16 @@ def layer_sizes(spec: ModelSpec) -> list[tuple[int, int, int]]:
 class Kernels:
     """The layers on the device's kernels; each reads what the one before wrote, as far as sizes allow."""
 
-    def __init__(self, spec: ModelSpec, isa: str, quantize: bool, activations: str) -> None:
-        self._spec, self._quantize = spec, quantize
+    def __init__(
+        self,
+        spec: ModelSpec,
+        isa: str,
+        *,
+        quantize: bool = False,
+        activations: str = "float32",
+        stored: FloatType = "float32",
+    ) -> None:
+        self._spec, self._quantize, self._stored = spec, quantize, stored
         self._source = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)
         self.session = Session(1, isa)
         self._packer = NativePacker(self.session, "float32", activations)
@@ -87,7 +97,7 @@ class Kernels:
         ops.recording.slice_start = len(ops.recording.ops)
 
     def _weight(self, outputs: int, inputs: int, parts: int) -> LinearWeight:
-        matrix = Numbers((outputs, inputs), self._source)
+        matrix = Numbers((outputs, inputs), self._source, self._stored)
         weight = self._packer.linear([matrix] * parts, quantize=self._quantize, gate=parts == GATED)
         self._weights.append(weight)
         return weight
@@ -200,9 +210,11 @@ def columns(spec: ModelSpec, sets: Sequence[str]) -> dict[str, Kernels | Torch]:
     made: dict[str, Kernels | Torch] = {}
     for isa in sets or [""]:
         suffix = f", {isa}" if isa else ""
-        made[f"float32{suffix}"] = Kernels(spec, isa, False, "float32")
-        made[f"int8 weights{suffix}"] = Kernels(spec, isa, True, "float32")
-        made[f"int8{suffix}"] = Kernels(spec, isa, True, "int8")
+        made[f"float32{suffix}"] = Kernels(spec, isa)
+        for stored in NARROW:
+            made[f"float32, kept in {stored}{suffix}"] = Kernels(spec, isa, stored=stored)
+        made[f"int8 weights{suffix}"] = Kernels(spec, isa, quantize=True)
+        made[f"int8{suffix}"] = Kernels(spec, isa, quantize=True, activations="int8")
     return made | {name: Torch(spec, library) for name, library in LIBRARIES.items()}
 
 

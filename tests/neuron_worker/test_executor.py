@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from neuronserve.neuron_worker.executor import NeuronExecutor
 
@@ -35,6 +36,15 @@ def test_an_error_comes_at_once(non_block: bool) -> None:
 
     with pytest.raises(RuntimeError, match="no step"):
         an_executor(fail).execute_model("a step", non_block=non_block)  # type: ignore[arg-type]
+
+
+def test_vllms_own_way_is_by_name() -> None:
+    """Else `NeuronExecutor` can go."""
+    executor = an_executor(lambda scheduled: None)
+    named: list[object] = []
+    executor.collective_rpc = lambda method, **more: named.append(method)  # type: ignore[assignment, method-assign]
+    UniProcExecutor.execute_model(executor, "a step")  # type: ignore[arg-type]
+    assert named == ["execute_model"]
 
 
 def test_a_step_that_pauses_is_sampled_as_vllm_does() -> None:

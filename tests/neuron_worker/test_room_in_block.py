@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +23,9 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request, RequestStatus
 
 from neuronserve.neuron_worker.scheduler import RoomInBlock
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 BLOCK_SIZE, NUM_BLOCKS, LONGEST = 4, 24, 64
 init_none_hash(sha256)
@@ -45,13 +50,16 @@ class World:
         self.manager = a_manager()
         self.ask: Any = RoomInBlock(self.manager, BLOCK_SIZE) if asks_first else self.manager.allocate_slots
         self.requests: list[Request] = []
+        self.preempted: list[Request] = []
         self.num_made = 0
 
     def join(self, prompt: list[int], chunk: int) -> object:
-        request = a_request(self.num_made, prompt)
         self.num_made += 1
+        return self._admit(a_request(self.num_made, prompt), chunk)
+
+    def _admit(self, request: Request, chunk: int) -> object:
         hit, num_hit = self.manager.get_computed_blocks(request)[:2]
-        count = min(chunk, len(prompt) - num_hit)
+        count = min(chunk, request.num_tokens - num_hit)
         given = self.ask(
             request, count, num_new_computed_tokens=num_hit, new_computed_blocks=hit, num_lookahead_tokens=0
         )
@@ -75,6 +83,20 @@ class World:
 
     def leave(self, index: int) -> None:
         self.manager.free(self.requests.pop(index))
+
+    def preempt(self, index: int) -> None:
+        request = self.requests.pop(index)
+        self.manager.free(request)
+        request.num_computed_tokens, request.status = 0, RequestStatus.PREEMPTED
+        self.preempted.append(request)
+
+    def resume(self, chunk: int) -> object:
+        """What it had written may be in the cache still; without room for it, it waits on."""
+        request = self.preempted[0]
+        given = self._admit(request, chunk)
+        if given is not None:
+            self.preempted.remove(request)
+        return given
 
     def state(self) -> object:
         cached = [
@@ -100,6 +122,12 @@ def test_a_manager_that_is_asked_less_gives_and_caches_the_same(seed: int) -> No
             index = 0 if asked.requests[0].num_tokens >= LONGEST - 8 else chance.randrange(running)
             asked.leave(index)
             spared.leave(index)
+        elif draw < 0.2:
+            index = chance.randrange(running)
+            asked.preempt(index)
+            spared.preempt(index)
+        elif draw < 0.3 and asked.preempted:
+            assert spared.resume(chunk) == asked.resume(chunk)
         else:
             index, token = chance.randrange(running), chance.randrange(9)
             assert spared.advance(index, chunk, token) == asked.advance(index, chunk, token)
@@ -128,6 +156,28 @@ def test_a_request_that_waits_is_vllms_to_admit() -> None:
     session.status = RequestStatus.WAITING
     session.append_output_token_ids(list(range(200)))
     assert world.ask(session, 1, full_sequence_must_fit=True) is None
+
+
+def test_the_scheduler_asks_it_first(make_engine: Callable[..., Engine]) -> None:
+    assert isinstance(make_engine().scheduler.kv_cache_manager.allocate_slots, RoomInBlock)
+
+
+def test_drafts_may_be_taken_back_so_vllm_is_asked(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(speculative_model="ngram", num_speculative_tokens=3)
+    assert not isinstance(engine.scheduler.kv_cache_manager.allocate_slots, RoomInBlock)
+
+
+def test_vllm_does_not_look_first() -> None:
+    """Else `RoomInBlock` can go: this counts the functions it calls to give nothing."""
+    world, called = World(asks_first=False), list[str]()
+    world.join([1, 2, 3, 4, 5], 8)
+    world.requests[0].append_output_token_ids(6)
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        world.ask(world.requests[0], 1, num_lookahead_tokens=0)
+    finally:
+        sys.setprofile(None)
+    assert len(called) > 10, called
 
 
 def test_another_kind_of_cache_is_asked_always() -> None:

@@ -109,6 +109,7 @@ def load() -> ctypes.CDLL:
         "ns_open": (pointer, (ctypes.c_int, ctypes.c_char_p, ctypes.c_int)),
         "ns_close": (None, (pointer,)),
         "ns_error": (ctypes.c_char_p, (pointer,)),
+        "ns_num_joined": (i64, (pointer,)),
         "ns_num_lingered": (i64, (pointer,)),
         "ns_isa": (ctypes.c_char_p, (pointer,)),
         "ns_panel_isa": (ctypes.c_char_p, (pointer,)),
@@ -190,8 +191,13 @@ class Session:
         return int(self.library.ns_panel_width(self._handle))
 
     @property
+    def num_joined(self) -> int:
+        """How often a thread besides the caller's took part in a step."""
+        return int(self.library.ns_num_joined(self._handle))
+
+    @property
     def num_lingered(self) -> int:
-        """How often a thread stayed awake behind a step."""
+        """How often one stayed awake behind it."""
         return int(self.library.ns_num_lingered(self._handle))
 
     def block_slots(self, block_size: int) -> int:

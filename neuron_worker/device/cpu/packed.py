@@ -40,8 +40,9 @@ from .packer import ITEM_BYTES, NativePacker, Panels, Table, panel_items
 
 log = logging.getLogger(__name__)
 
-LAYOUT = 1
-"""Raise when packing gives other bytes for the same weights of a type; files of another layout are then not used."""
+LAYOUT = 2
+"""Raise when packing gives other bytes for the same checkpoint; files of another layout are then not used.
+In 1, float32 was the type of all matrices, whatever the checkpoint had."""
 
 FOLDER = "packed"
 _ALIGNMENT = 64

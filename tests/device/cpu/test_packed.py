@@ -193,25 +193,31 @@ def test_a_damaged_manifest_is_named(checkpoint: str, tmp_path: Path) -> None:
 
 GOLDEN = {
     "avx512": {
-        "float32 None": "7353f298e0299657",
-        "bfloat16 None": "cbd5ff1b60af435f",
-        "float32 int8": "4e2fe37503261d12",
-        "float16 int8": "39e2d8b16c1f85f3",
-        "float32 int8 activations": "d495aafa13c56b36",
+        "float32 None": "da4ec53cafc77a1c",
+        "bfloat16 None": "ac8a07e0278a538f",
+        "float32 int8": "b93f6720e15bbde0",
+        "float16 int8": "d43233a70bbbf15d",
+        "float32 int8 activations": "01444a269f12a595",
+        "float32 of torch.bfloat16": "f413ac4cfe91dc8e",
+        "float32 of torch.float16": "d08f6929bcd5f1ea",
     },
     "avx2": {
-        "float32 None": "58b18b236e96da52",
-        "bfloat16 None": "ed1410a20ed78f3f",
-        "float32 int8": "5cf3f68df1c57471",
-        "float16 int8": "ae27e1d84a77598b",
-        "float32 int8 activations": "8f15e1859c539f20",
+        "float32 None": "f5cd932a6a62de2b",
+        "bfloat16 None": "59fce8ac723eed1b",
+        "float32 int8": "15b80733c8c8bf9b",
+        "float16 int8": "feba64f498a37702",
+        "float32 int8 activations": "6babffc90b56677a",
+        "float32 of torch.bfloat16": "ce4b594ae4a14056",
+        "float32 of torch.float16": "29a24ba2076f6681",
     },
     "base": {
-        "float32 None": "955b55932f78301e",
-        "bfloat16 None": "4539267f595bcf7d",
-        "float32 int8": "94376df7d18b2bbc",
-        "float16 int8": "b4ed8f0c168754d6",
-        "float32 int8 activations": "4ae7459b2b41a9a7",
+        "float32 None": "3881f1aec75a1a1c",
+        "bfloat16 None": "5e1e58b2a6465864",
+        "float32 int8": "7243b527ac4689c7",
+        "float16 int8": "41764852201d2976",
+        "float32 int8 activations": "110879d1926233e2",
+        "float32 of torch.bfloat16": "70b510b00057ad4e",
+        "float32 of torch.float16": "17fdc58b657434fb",
     },
 }
 """Digests of what `LAYOUT` stands for: where one changes, raise `LAYOUT`, or exports would be misread."""
@@ -224,11 +230,19 @@ def test_the_layout_has_not_changed_under_its_number(checkpoint: str, tmp_path: 
     except Exception as error:
         pytest.skip(f"not on this processor: {error}")
     found = {}
-    for dtype, quantization, head, activations in FORMS:
-        entry = packed.write_packed(checkpoint, options(dtype, quantization, head, activations), tmp_path, session)
-        name = f"{dtype} {quantization}{' activations' * (activations == 'int8')}"
+
+    def note(name: str, directory: str, how: DeviceOptions) -> None:
+        entry = packed.write_packed(directory, how, tmp_path, session)
         found[name] = hashlib.sha256((tmp_path / entry.file).read_bytes()).hexdigest()[:16]
-    assert packed.LAYOUT == 1
+
+    for dtype, quantization, head, activations in FORMS:
+        name = f"{dtype} {quantization}{' activations' * (activations == 'int8')}"
+        note(name, checkpoint, options(dtype, quantization, head, activations))
+    for kind in (torch.bfloat16, torch.float16):
+        (tmp_path / str(kind)).mkdir()
+        narrow, _ = stored_as(kind, checkpoint, tmp_path / str(kind))
+        note(f"float32 of {kind}", narrow, options())
+    assert packed.LAYOUT == 2
     assert found == GOLDEN[isa]
 
 

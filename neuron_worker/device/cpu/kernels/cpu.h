@@ -206,7 +206,8 @@ extern const struct dots ns_dots_avx512vnni MAYBE, ns_dots_avxvnni MAYBE, ns_dot
 struct pool;
 typedef void (*pool_job)(void *context, int thread);
 struct pool *pool_open(int num_threads, int lingers); /* `lingers`: threads stay awake for a moment behind a job */
-int64_t pool_num_lingered(const struct pool *); /* how often one did */
+int64_t pool_num_joined(const struct pool *);   /* how often a thread took part in a job */
+int64_t pool_num_lingered(const struct pool *); /* how often one stayed awake behind it */
 void pool_close(struct pool *);
 void pool_quiet(struct pool *); /* wait for latecomers of the last run; before its counters are reset */
 void pool_run(struct pool *, pool_job, void *context);

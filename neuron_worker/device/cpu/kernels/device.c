@@ -100,6 +100,7 @@ static int failed(struct session *session, const char *format, ...)
     return -1;
 }
 
+int64_t ns_num_joined(const struct session *session) { return pool_num_joined(session->pool); }
 int64_t ns_num_lingered(const struct session *session) { return pool_num_lingered(session->pool); }
 
 const char *ns_error(const struct session *session) { return session->error; }

@@ -22,7 +22,7 @@ struct pool {
     int num_threads;              /* the caller included */
     int num_started;
     int lingers;
-    _Atomic int64_t num_lingered; /* times, of all threads */
+    _Atomic int64_t num_joined, num_lingered; /* steps and stays, of all threads */
     pthread_t threads[MAX_THREADS];
     pthread_mutex_t mutex;
     pthread_cond_t wake, left;
@@ -99,6 +99,7 @@ static void *worker(void *argument)
         if (--pool->inside == 0)
             pthread_cond_signal(&pool->left);
         pthread_mutex_unlock(&pool->mutex);
+        atomic_fetch_add(&pool->num_joined, 1);
         if (pool->lingers) {
             linger(pool, seen, began);
             atomic_fetch_add(&pool->num_lingered, 1);
@@ -133,6 +134,7 @@ struct pool *pool_open(int num_threads, int lingers)
     return pool;
 }
 
+int64_t pool_num_joined(const struct pool *pool) { return atomic_load(&pool->num_joined); }
 int64_t pool_num_lingered(const struct pool *pool) { return atomic_load(&pool->num_lingered); }
 
 void pool_close(struct pool *pool)
