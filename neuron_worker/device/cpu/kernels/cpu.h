@@ -184,6 +184,7 @@ typedef void (*op_run)(const struct step *, const struct op *, int64_t item, str
 struct kernels {
     const char *name;
     int64_t panel_width, max_rows;
+    int widens_at_once;           /* narrow weights cost a product no time to speak of */
     op_count count[OP_KINDS];
     op_run run[OP_KINDS];
     void (*pack)(const struct pack_job *, int64_t first, int64_t rows);

@@ -28,6 +28,11 @@ enum { VW = 4, NV = 4, MAX_ROWS = 6 };
 #else
 enum { VW = 4, NV = 4, MAX_ROWS = 3 };
 #endif
+#if defined(__AVX2__) || defined(__aarch64__)
+enum { WIDENS_AT_ONCE = 1 };      /* an instruction or two widen a vector of any narrow type */
+#else
+enum { WIDENS_AT_ONCE = 0 };
+#endif
 /* A tile of a product is MAX_ROWS x PANEL values, all in registers. LANES / VW vectors make a fixed-order sum. */
 enum { PANEL = VW * NV, LANES = 16, LV = LANES / VW };
 enum { GATE_CHANNELS = PANEL / 2, GATE_VECTORS = NV / 2 };
@@ -167,6 +172,8 @@ INLINE vf widen(const void *base, size_t at, int type)
         return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 #elif defined(__AVX2__)
         return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#elif defined(__aarch64__)
+        return (vf)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16);
 #else
         vf v;
         for (int i = 0; i < VW; i++)
