@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from neuronserve.neuron_worker.device.graph.spec import ModelSpec, read_spec
 ROWS = (1, 2, 4, 5, 8, 12, 16, 32, 128, 512)
 BLOCK = 16
 GATED = 2
-NARROW: tuple[FloatType, ...] = ("bfloat16", "float16")
+NARROW = ("bfloat16", "float16", "float24")
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,12 @@ class Kernels:
         *,
         quantize: bool = False,
         activations: str = "float32",
-        stored: FloatType = "float32",
+        stored: str = "float32",
     ) -> None:
         self._spec, self._quantize, self._stored = spec, quantize, stored
         self._source = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)
+        if stored == "float24":
+            self._source.view(np.uint32)[:] &= 0xFFFFFF00
         self.session = Session(1, isa)
         self._packer = NativePacker(self.session, "float32", activations)
         self._table = Table(self._source[: 1024 * spec.hidden_size].reshape(1024, -1), "float32", spec.hidden_size)
@@ -97,7 +100,9 @@ class Kernels:
         ops.recording.slice_start = len(ops.recording.ops)
 
     def _weight(self, outputs: int, inputs: int, parts: int) -> LinearWeight:
-        matrix = Numbers((outputs, inputs), self._source, self._stored)
+        matrix = Numbers(
+            (outputs, inputs), self._source, cast(FloatType, "float32" if self._stored == "float24" else self._stored)
+        )
         weight = self._packer.linear([matrix] * parts, quantize=self._quantize, gate=parts == GATED)
         self._weights.append(weight)
         return weight
@@ -122,8 +127,14 @@ def all_sizes(spec: ModelSpec) -> list[tuple[int, int]]:
     return [*sizes, (spec.vocab_size, spec.hidden_size)]
 
 
-Prepared = tuple[torch.Tensor, ...]
+Prepared = tuple[Any, ...]
 """A weight as a library wants it."""
+
+
+def packed_by_fbgemm(weight: torch.Tensor, rows: int) -> Prepared:
+    scales, zeros = weight.abs().amax(dim=1) / 127, torch.zeros(len(weight), dtype=torch.int64)
+    quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    return (torch.ops.quantized.linear_prepack(quantized, None),)
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,8 @@ LIBRARIES = {
         lambda weight, rows: (torch.ops.mkldnn._reorder_linear_weight(weight, rows),),
         lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""),
     ),
+    # One scale for the activations of all rows: a row depends on the others. Without VNNI its sums saturate.
+    "torch int8, FBGEMM": Library(packed_by_fbgemm, torch.ops.quantized.linear_dynamic),
     "torch int8 weights": Library(
         lambda weight, rows: ((weight * 30).clamp(-127, 127).to(torch.int8), torch.ones(len(weight))),
         torch._weight_int8pack_mm,

@@ -218,7 +218,10 @@ def _notes(options: DeviceOptions, session: Session, types: Set[str]) -> tuple[s
     notes = [f"{session.num_threads} threads, {session.isa} kernels"]
     if options.dtype == "float32" and (kept := sorted(types & {"bfloat16", "float16"})):
         some = "weights" if types == set(kept) else "some weights"
-        notes.append(f"{some} stay in {' and '.join(kept)}, as the checkpoint has them: the same numbers in float32")
+        notes.append(f"{some} stay in {' and '.join(kept)}, which holds them: the same numbers in float32")
+    if "float24" in types:
+        some = "weights" if types == {"float24"} else "some weights"
+        notes.append(f"{some} stay without their last byte, which is zero: the same numbers in float32")
     if options.dtype != "float32":
         notes.append(f"weights are kept in {options.dtype}, computed in float32")
     if options.quantization is not None and options.activations == "int8":

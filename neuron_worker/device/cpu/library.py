@@ -23,7 +23,7 @@ KINDS = (
 CACHES = ("model", "draft")
 QUANTIZED = ("int8", "uint8")
 """int8 weights: as they are; and plus 128 in groups of four inputs, for products with int8 activations."""
-TYPES = ("float32", "float16", "bfloat16", *QUANTIZED)
+TYPES = ("float32", "float16", "bfloat16", *QUANTIZED, "float24")
 ACTIVATIONS = (None, "silu_gate", "gelu_gate", "gelu", "gelu_tanh")
 ROW_SETS = ("tokens", "selected", "slice")
 NO_VALUE = -1
@@ -113,6 +113,7 @@ def load() -> ctypes.CDLL:
         "ns_num_lingered": (i64, (pointer,)),
         "ns_isa": (ctypes.c_char_p, (pointer,)),
         "ns_widens_at_once": (ctypes.c_int, (pointer,)),
+        "ns_keeps_24_bits": (ctypes.c_int, (pointer,)),
         "ns_panel_isa": (ctypes.c_char_p, (pointer,)),
         "ns_panel_width": (i64, (pointer,)),
         "ns_layout": (i64, (i64,)),
@@ -195,6 +196,11 @@ class Session:
     def widens_at_once(self) -> bool:
         """Products of weights in two bytes are about as fast as of float32, or faster."""
         return bool(self.library.ns_widens_at_once(self._handle))
+
+    @property
+    def keeps_24_bits(self) -> bool:
+        """So are products of float32 weights whose last byte is zero and not kept: "float24"."""
+        return bool(self.library.ns_keeps_24_bits(self._handle))
 
     @property
     def num_joined(self) -> int:

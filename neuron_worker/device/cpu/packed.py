@@ -48,14 +48,15 @@ FOLDER = "packed"
 _ALIGNMENT = 64
 _TABLE = ".table"
 _REMEDY = "export or download the model again"
-_STORED: dict[str, tuple[str, type[np.generic]]] = {
+_STORED: dict[str, tuple[str, Any]] = {
     "float32": ("F32", np.float32),
     "float16": ("F16", np.float16),
     "bfloat16": ("BF16", np.uint16),
     "int8": ("I8", np.int8),
     "uint8": ("U8", np.uint8),
+    "float24": ("U8", np.dtype("V3")),  # of two dimensions, (items, 3)
 }
-_TYPE_OF = {stored: name for name, (stored, _) in _STORED.items()}
+_TYPE_OF = {stored: name for name, (stored, _) in _STORED.items() if name != "float24"}
 
 
 def key_of(options: DeviceOptions, session: Session) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _write(path: Path, pieces: Mapping[str, Piece], key: Mapping[str, Any]) -> N
     header: dict[str, Any] = {"__metadata__": {"key": json.dumps(key, sort_keys=True)}}
     start = 0
     for name, piece in pieces.items():
-        shape = [_padded(piece.values.nbytes) // ITEM_BYTES[piece.type]]
+        shape = [_padded(piece.values.nbytes) // ITEM_BYTES[piece.type], *([3] if piece.type == "float24" else [])]
         end = start + _padded(piece.values.nbytes)
         header[name] = {"dtype": _STORED[piece.type][0], "shape": shape, "data_offsets": [start, end]}
         start = end
@@ -286,7 +287,8 @@ class PackedFile:
 
     def type_of(self, name: str) -> str:
         """One of `library.TYPES`."""
-        return _TYPE_OF[self._described(name)["dtype"]]
+        described = self._described(name)
+        return _TYPE_OF[described["dtype"]] if len(described["shape"]) == 1 else "float24"
 
     def _described(self, name: str) -> Mapping[str, Any]:
         described: Mapping[str, Any] | None = self._header.get(name)
@@ -302,9 +304,9 @@ class FindingPacker(NativePacker):
         super().__init__(session, dtype, activations)
         self._file = file
 
-    def _kind_of(self, parts: Sequence[Matrix]) -> FloatType:
+    def _kind_of(self, parts: Sequence[Matrix]) -> str:
         found = self._file.type_of(f"{parts[0].name}.panels")
-        return cast(FloatType, found) if self._dtype == "float32" and found not in QUANTIZED else self._dtype
+        return found if self._dtype == "float32" and found not in QUANTIZED else self._dtype
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         name = parts[0].name

@@ -23,7 +23,7 @@ from .library import QUANTIZED, TYPES, Memory, PackJob, Session, address
 _PIECE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20
 _ALIGNMENT = 64
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "float24": 3}
 _GROUP = 4
 
 
@@ -96,13 +96,16 @@ class NativePacker:
     def rope_table(self, table: NDArray[np.float32]) -> Float32:
         return self._vector(table)
 
-    def _kind_of(self, parts: Sequence[Matrix]) -> FloatType:
-        """Weights that the checkpoint has in a narrower type than float32 stay in it where the processor widens them at
-        once: the same numbers, for half of the memory and of what a step reads. Elsewhere that took twice as long."""
+    def _kind_of(self, parts: Sequence[Matrix]) -> str:
+        """Of float32 weights the narrowest type that holds them all, where the processor widens it at once: the same
+        numbers, for less memory and less that a step reads. Most checkpoints are in bfloat16, or were; what was
+        unpacked from 4-bit weights has 24 bits. Elsewhere widening took twice as long as reading."""
         if self._dtype != "float32" or not self._session.widens_at_once:
             return self._dtype
         stored = {part.dtype for part in parts}
-        return stored.pop() if len(stored) == 1 else self._dtype
+        kind = stored.pop() if len(stored) == 1 else "float32"
+        held = _narrowest(parts) if kind == "float32" else kind
+        return "float32" if held == "float24" and not self._session.keeps_24_bits else held
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         where, memory = self._take(panel_items(kind, channels, parts[0].shape[1]) * ITEM_BYTES[kind])
@@ -173,6 +176,22 @@ def _narrow(matrix: Matrix, dtype: FloatType) -> NDArray[Any]:
         else:
             values[start : start + step] = piece
     return values
+
+
+def _narrowest(parts: Sequence[Matrix]) -> str:
+    """What holds every value of `parts`: bfloat16, "float24" for a last byte of zero, else float32."""
+    used = 0
+    for part in parts:
+        rows, columns = part.shape
+        step = max(1, _PIECE_BYTES // (4 * columns))
+        for start in range(0, rows, step):
+            piece = part.read(start, min(start + step, rows))
+            used |= int(np.bitwise_or.reduce(piece.view(np.uint32), axis=None))
+            if used & 0xFF:
+                return "float32"
+    if not used & 0xFFFF:
+        return "bfloat16"
+    return "float32" if parts[0].shape[1] % 2 else "float24"  # a file's cache lines hold pairs of inputs
 
 
 def _round_up(value: int, multiple: int) -> int:

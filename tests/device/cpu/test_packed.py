@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +17,36 @@ from safetensors.torch import load_file, save_file
 from neuronserve.neuron_worker import tiny_checkpoint
 from neuronserve.neuron_worker.device import checksum
 from neuronserve.neuron_worker.device.base import DeviceOptions, StepShape, Want
-from neuronserve.neuron_worker.device.cpu import packed
+from neuronserve.neuron_worker.device.cpu import packed, packer
 from neuronserve.neuron_worker.device.cpu.device import CpuDevice
 from neuronserve.neuron_worker.device.cpu.library import ISA_VARIABLE, Session
 from neuronserve.neuron_worker.device.cpu.program import padding_batch
 from neuronserve.neuron_worker.device.errors import LoadError
+from neuronserve.neuron_worker.device.graph.ops import FloatType
 from neuronserve.neuron_worker.device.manifest import Manifest, entry_of
 
 from .harness import every_set
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A `Matrix`."""
+
+    values: np.ndarray
+    name = "values"
+    dtype: FloatType = "float32"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self.values[start:stop]
+
+    def mapped(self) -> None:
+        return None
+
 
 LONGEST = 192
 FORMS: list[tuple[str, str | None, bool, str]] = [
@@ -102,24 +126,54 @@ def stored_as(kind: torch.dtype, checkpoint: str, into: Path, but: str = "none")
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 160])  # by rows, in tiles, and widened panel by panel
+def without_last_byte(checkpoint: str, into: Path, but: str = "none") -> str:
+    """Its float32 weights, as of a model that was unpacked from 4-bit weights."""
+    into.mkdir()
+    (into / "config.json").write_bytes((Path(checkpoint) / "config.json").read_bytes())
+    weights = load_file(f"{checkpoint}/model.safetensors")
+    short = {key: (value.view(torch.int32) & ~0xFF).view(torch.float32) for key, value in weights.items()}
+    save_file({key: weights[key] if but in key else value for key, value in short.items()}, into / "model.safetensors")
+    return str(into)
+
+
+InFourBytes = Callable[..., bytes]
+
+
+@pytest.fixture
+def in_four_bytes(monkeypatch: pytest.MonkeyPatch) -> InFourBytes:
+    """`logits` of a float32 checkpoint in panels of float32, whatever would hold its values."""
+
+    def found(directory: str, how: DeviceOptions, *num_tokens: int) -> bytes:
+        with monkeypatch.context() as changed:
+            changed.setattr(packer, "_narrowest", lambda parts: "float32")
+            return logits(directory, how, *num_tokens)
+
+    return found
+
+
+NUM_TOKENS = [1, 4, 12, 40, 160]  # by rows, in tiles, and widened panel by panel
+
+
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
 def test_float32_of_a_narrower_checkpoint_is_the_same_bits(
-    kind: torch.dtype, num_tokens: int, checkpoint: str, tmp_path: Path
+    kind: torch.dtype, num_tokens: int, checkpoint: str, tmp_path: Path, in_four_bytes: InFourBytes
 ) -> None:
     narrow, wide = stored_as(kind, checkpoint, tmp_path)
-    expected = logits(wide, options(), num_tokens)
-    assert logits(narrow, options(), num_tokens) == expected
-    assert logits(export(narrow, tmp_path / "export", options()), options(), num_tokens) == expected
+    expected = in_four_bytes(wide, options(), num_tokens)
+    for directory in (narrow, wide, export(narrow, tmp_path / "export", options())):
+        assert logits(directory, options(), num_tokens) == expected
 
 
 def test_float32_of_a_narrower_checkpoint_takes_half_the_memory(checkpoint: str, tmp_path: Path) -> None:
     narrow, wide = stored_as(torch.bfloat16, checkpoint, tmp_path)
     made = export(narrow, tmp_path / "export", options())
-    facts = {directory: CpuDevice().load(directory, options()) for directory in (narrow, made, wide)}
-    assert facts[made].weight_bytes == facts[narrow].weight_bytes < 0.55 * facts[wide].weight_bytes
-    assert any(note.startswith("weights stay in bfloat16") for note in facts[narrow].notes)
-    assert not any("stay in" in note for note in facts[wide].notes)
+    facts = [CpuDevice().load(directory, options()) for directory in (narrow, wide, made, checkpoint)]
+    sizes = [fact.weight_bytes for fact in facts]
+    assert sizes[0] == sizes[2] < 0.55 * sizes[3]
+    assert sizes[1] < 0.75 * sizes[3]  # its rows to look up are read where they lie
+    assert all(fact.notes[1].startswith("weights stay in bfloat16") for fact in facts[:3])
+    assert not any("stay" in note for note in facts[3].notes)
 
 
 @every_set
@@ -128,22 +182,67 @@ def test_where_widening_would_cost_time_they_are_widened_at_load(
 ) -> None:
     narrow, wide = stored_as(torch.bfloat16, checkpoint, tmp_path)
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    facts = [CpuDevice().load(directory, options()) for directory in (narrow, wide)]
-    stays = any(note.startswith("weights stay in bfloat16") for note in facts[0].notes)
-    assert stays == (isa != "base" or platform.machine() == "aarch64")
+    for directory in (narrow, wide):
+        stays = any(
+            note.startswith("weights stay in bfloat16") for note in CpuDevice().load(directory, options()).notes
+        )
+        assert stays == (isa != "base" or platform.machine() == "aarch64")
     assert logits(narrow, options()) == logits(wide, options())
 
 
 @pytest.mark.parametrize(("quantization", "but"), [(None, "k_proj"), ("int8", "none")])
 def test_what_is_narrow_in_part_stays_so_in_part(
-    quantization: str | None, but: str, checkpoint: str, tmp_path: Path
+    quantization: str | None, but: str, checkpoint: str, tmp_path: Path, in_four_bytes: InFourBytes
 ) -> None:
     """One of three matrices that are multiplied together is wider; and beside int8 the head alone is narrow."""
     narrow, wide = stored_as(torch.bfloat16, checkpoint, tmp_path, but)
     how = options("float32", quantization)
-    assert logits(narrow, how) == logits(wide, how)
-    assert logits(export(narrow, tmp_path / "export", how), how) == logits(wide, how)
+    expected = in_four_bytes(wide, how)
+    for directory in (narrow, wide, export(narrow, tmp_path / "export", how)):
+        assert logits(directory, how) == expected
     assert any(note.startswith("some weights stay in bfloat16") for note in CpuDevice().load(narrow, how).notes)
+
+
+keeps_24_bits = pytest.mark.skipif(not Session(1).keeps_24_bits, reason="this processor keeps all bytes")
+
+
+@keeps_24_bits
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("but", ["none", "k_proj", "lm_head"])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+def test_a_last_byte_of_zero_is_not_kept_and_the_bits_are_the_same(
+    num_tokens: int, but: str, quantization: str | None, checkpoint: str, tmp_path: Path, in_four_bytes: InFourBytes
+) -> None:
+    short, how = without_last_byte(checkpoint, tmp_path / "short", but), options("float32", quantization)
+    made, expected = export(short, tmp_path / "export", how), in_four_bytes(short, how, num_tokens)
+    for directory in (short, made):
+        assert logits(directory, how, num_tokens) == expected
+        is_kept_short = "without their last byte" in str(CpuDevice().load(directory, how).notes)
+        assert is_kept_short == (quantization is None or but != "lm_head")
+
+
+@keeps_24_bits
+def test_and_takes_three_quarters_of_the_memory(checkpoint: str, tmp_path: Path) -> None:
+    short = without_last_byte(checkpoint, tmp_path / "short")
+    sizes = [CpuDevice().load(directory, options()).weight_bytes for directory in (short, checkpoint)]
+    assert sizes[0] < 0.85 * sizes[1]  # rows to look up stay as they are
+
+
+@pytest.mark.parametrize(
+    ("columns", "bits", "held"),
+    [
+        (8, 0x3F810000, "bfloat16"),
+        (8, 0x3F800100, "float24"),
+        (8, 0x3F800001, "float32"),
+        (7, 0x3F810000, "bfloat16"),
+        (7, 0x3F800100, "float32"),
+    ],
+)
+def test_every_value_counts(columns: int, bits: int, held: str) -> None:
+    ones = InMemory(np.ones((4, columns), dtype=np.float32))
+    values = np.ones((1_200_000 // columns, columns), dtype=np.float32)  # more than is read at once
+    values.view(np.uint32)[-1, -1] = bits
+    assert packer._narrowest([ones, InMemory(values)]) == held
 
 
 def test_weights_packed_for_other_options_are_passed_over_with_one_line(
@@ -215,6 +314,7 @@ GOLDEN = {
         "float32 int8 activations": "01444a269f12a595",
         "float32 of torch.bfloat16": "f413ac4cfe91dc8e",
         "float32 of torch.float16": "d08f6929bcd5f1ea",
+        "float32 of 24 bits": "a652f768052c328c",
     },
     "avx2": {
         "float32 None": "f5cd932a6a62de2b",
@@ -258,6 +358,8 @@ def test_the_layout_has_not_changed_under_its_number(checkpoint: str, tmp_path: 
         (tmp_path / str(kind)).mkdir()
         narrow, _ = stored_as(kind, checkpoint, tmp_path / str(kind))
         note(f"float32 of {kind}", narrow, options())
+    if session.keeps_24_bits:
+        note("float32 of 24 bits", without_last_byte(checkpoint, tmp_path / "short"), options())
     assert packed.LAYOUT == 2
     assert found == {name: GOLDEN[isa][name] for name in found}
 

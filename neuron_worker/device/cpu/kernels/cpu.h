@@ -15,7 +15,7 @@ enum op_kind {
     OP_EMBED, OP_NORM, OP_LINEAR, OP_HEAD_NORM, OP_PLACE, OP_ATTEND, OP_SELECT, OP_SAMPLE, OP_GATHER, OP_SCORE,
     OP_ROUND, OP_DOT, OP_KEEP, OP_RECALL, OP_JOIN, OP_GUESS, OP_ADVANCE, OP_KINDS
 };
-enum value_type { TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_INT8, TYPE_UINT8 };
+enum value_type { TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_INT8, TYPE_UINT8, TYPE_FLOAT24 };
 enum activation { ACT_NONE, ACT_SILU_GATE, ACT_GELU_GATE, ACT_GELU, ACT_GELU_TANH };
 enum row_set { ROWS_TOKENS, ROWS_SELECTED, ROWS_SLICE };
 enum want { WANT_NOTHING, WANT_TOKEN, WANT_LOGITS };
@@ -184,7 +184,8 @@ typedef void (*op_run)(const struct step *, const struct op *, int64_t item, str
 struct kernels {
     const char *name;
     int64_t panel_width, max_rows;
-    int widens_at_once;           /* narrow weights cost a product no time to speak of */
+    int widens_at_once;           /* weights in two bytes cost a product no time to speak of */
+    int keeps_24_bits;            /* nor do float32 weights without their last byte, where that is zero */
     op_count count[OP_KINDS];
     op_run run[OP_KINDS];
     void (*pack)(const struct pack_job *, int64_t first, int64_t rows);

@@ -221,6 +221,7 @@ void ns_close(struct session *session)
 
 const char *ns_isa(const struct session *session) { return session->isa; }
 int ns_widens_at_once(const struct session *session) { return session->kernels.widens_at_once; }
+int ns_keeps_24_bits(const struct session *session) { return session->kernels.keeps_24_bits; }
 const char *ns_panel_isa(const struct session *session) { return session->kernels.name; }
 int64_t ns_panel_width(const struct session *session) { return session->kernels.panel_width; }
 void *ns_workspace(const struct session *session) { return session->workspace.start; }

@@ -11,6 +11,7 @@ const struct kernels JOIN(ns_kernels_, VARIANT) = {
     .panel_width = PANEL,
     .max_rows = MAX_ROWS,
     .widens_at_once = WIDENS_AT_ONCE,
+    .keeps_24_bits = KEEPS_24_BITS,
     .count = {[OP_EMBED] = count_rows, [OP_NORM] = count_rows, [OP_LINEAR] = count_linear, [OP_HEAD_NORM] = count_rows,
               [OP_PLACE] = count_rows, [OP_ATTEND] = count_attend, [OP_SELECT] = count_rows,
               [OP_SAMPLE] = count_sample, [OP_GATHER] = count_rows, [OP_SCORE] = count_rows, [OP_KEEP] = count_rows,

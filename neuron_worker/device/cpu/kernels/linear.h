@@ -20,7 +20,7 @@ enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 2, FEW_ROWS_OF_INTEL = FEW_ROWS };
 #else
 enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2, FEW_ROWS_OF_INTEL = FEW_ROWS };
 #endif
-enum { NEAR_BYTES = 1536, FAR_BYTES = 8192 };
+enum { NEAR_BYTES = 1536, FAR_BYTES = 8192, FEW_ROWS_OF_24_BITS = 4096 };
 
 /* One input: `rows` values times one vector of the panel after the other. `x` goes on to the next input. */
 INLINE void add_products(vf sums[MAX_ROWS][NV], struct column *x, const char *at, const int rows, const int type)
@@ -46,7 +46,7 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct 
                     const int rows, const int type, const int few_rows, const int lines)
 {
     vf sums[MAX_ROWS][NV];
-    const int step_bytes = PANEL * (int)type_size(type);
+    const int step_bytes = PANEL * (int)type_size(type), is_wide = type == TYPE_FLOAT32 || type == TYPE_FLOAT24;
     const int steps = rows <= few_rows && step_bytes < 64 ? 64 / step_bytes : 1;
     const char *at = panel;
     struct column column = column_of(x, x_stride, rows);
@@ -59,9 +59,9 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct 
     for (; k + steps <= in; k += steps) {
 #pragma GCC unroll 2
         for (int line = 0; line < steps * step_bytes; line += 64)
-            if (rows > few_rows || type != TYPE_FLOAT32)
+            if (rows > few_rows || !is_wide)
                 __builtin_prefetch(at + NEAR_BYTES + line);
-        if (rows > few_rows || type == TYPE_FLOAT32)
+        if (rows > few_rows || is_wide)
             ask_for(&ahead, lines);
 #pragma GCC unroll 4
         for (int step = 0; step < steps; step++)
@@ -87,6 +87,7 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct 
 DEFINE_TILES(tiles_float16, TYPE_FLOAT16, FEW_ROWS, 1)
 DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16, FEW_ROWS, 1)
 DEFINE_TILES(tiles_int8, TYPE_INT8, FEW_ROWS, 1)
+DEFINE_TILES(tiles_float24, TYPE_FLOAT24, FEW_ROWS, 2)
 DEFINE_TILES(tiles_float32, TYPE_FLOAT32, FEW_ROWS, 1)
 #if defined(__AVX512F__)
 DEFINE_TILES(tiles_float32_by_two_lines, TYPE_FLOAT32, FEW_ROWS, 2)
@@ -111,6 +112,7 @@ static tiles_function tiles_of(int64_t type, int of_intel, int lines)
     case TYPE_FLOAT16: return tiles_float16;
     case TYPE_BFLOAT16: return tiles_bfloat16;
     case TYPE_INT8: return tiles_int8;
+    case TYPE_FLOAT24: return tiles_float24;
     }
 #if defined(__AVX512F__)
     if (of_intel)
@@ -128,11 +130,19 @@ INLINE void widen_panel_as(float *to, const void *panel, int64_t values, const i
         store(to + i, widen(panel, i, type));
 }
 
+static void join_panel(float *to, const char *panel, int64_t values)
+{
+    for (int64_t i = 0; i < values; i += PANEL, panel += PANEL * type_size(TYPE_FLOAT24))
+        for (int v = 0; v < NV; v++)
+            store(to + i + v * VW, widen(panel, v * VW, TYPE_FLOAT24));
+}
+
 static void widen_panel(float *to, const void *panel, int64_t values, int64_t type)
 {
     switch (type) {
     case TYPE_FLOAT16: widen_panel_as(to, panel, values, TYPE_FLOAT16); break;
     case TYPE_BFLOAT16: widen_panel_as(to, panel, values, TYPE_BFLOAT16); break;
+    case TYPE_FLOAT24: join_panel(to, panel, values); break;
     default: widen_panel_as(to, panel, values, TYPE_INT8);
     }
 }
@@ -163,7 +173,8 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
     const int of_intel = type == TYPE_FLOAT32 && is_intel(), few_rows = of_intel ? FEW_ROWS_OF_INTEL : FEW_ROWS;
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
-        const struct ahead own = {weights + (last - first > few_rows ? FAR_BYTES : NEAR_BYTES),
+        const int64_t few = type == TYPE_FLOAT24 ? FEW_ROWS_OF_24_BITS : NEAR_BYTES;
+        const struct ahead own = {weights + (last - first > few_rows ? FAR_BYTES : few),
                                   PANEL * (int64_t)type_size(type)};
         const struct ahead ahead = ahead_of(op, thread, i, num_tiles, step_bytes, rows / num_tiles > few_rows, own);
         const tiles_function run = tiles_of(type, of_intel, lines_of(ahead));

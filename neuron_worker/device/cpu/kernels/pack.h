@@ -94,6 +94,20 @@ static void pack_uint8(const float *source, int64_t in, int64_t rows, const floa
                     (uint8_t)(128 + to_int8(rintf(source[r * in + k + c] / scale[r])));
 }
 
+/* The first two bytes of all channels, then the third of each; the last is zero. `to` is the panel. */
+static void pack_float24(const float *source, int64_t in, int64_t rows, int64_t channel, uint8_t *to)
+{
+    for (int64_t k = 0; k < in; k++, to += 3 * PANEL)
+        for (int64_t r = 0; r < rows; r++) {
+            uint32_t bits;
+            uint16_t high;
+            memcpy(&bits, source + r * in + k, 4);
+            high = (uint16_t)(bits >> 16);
+            memcpy(to + 2 * (channel + r), &high, 2);
+            to[2 * PANEL + channel + r] = (uint8_t)(bits >> 8);
+        }
+}
+
 static void pack_run(const struct pack_job *job, const float *source, int64_t channel, int64_t rows)
 {
     const int64_t in = job->in, panel = channel / PANEL, at = panel * in * PANEL + channel % PANEL;
@@ -104,6 +118,9 @@ static void pack_run(const struct pack_job *job, const float *source, int64_t ch
     case TYPE_FLOAT32: pack_float32(source, in, rows, NULL, (float *)job->panels + at); break;
     case TYPE_FLOAT16: pack_float16(source, in, rows, NULL, (uint16_t *)job->panels + at); break;
     case TYPE_BFLOAT16: pack_bfloat16(source, in, rows, NULL, (uint16_t *)job->panels + at); break;
+    case TYPE_FLOAT24:
+        pack_float24(source, in, rows, channel % PANEL, (uint8_t *)job->panels + panel * in * PANEL * 3);
+        break;
     case TYPE_INT8: pack_int8(source, in, rows, job->scale + channel, (int8_t *)job->panels + at); break;
     default:
         pack_uint8(source, in, rows, job->scale + channel,
