@@ -13,7 +13,8 @@ def _words(text: str) -> frozenset[str]:
 
 NUMPY = _words(
     """
-    __version__ abs append arange argsort array asarray ascontiguousarray clip concatenate cos ctypeslib
+    __version__ abs append arange argsort array asarray ascontiguousarray bitwise_or bitwise_or.reduce clip
+    concatenate cos ctypeslib
     ctypeslib.as_array cumsum divmod dtype empty
     exp flatnonzero float16 float32 float64 frombuffer full generic int32 int64 int8 log multiply multiply.outer
     errstate ndarray ones pi repeat rint searchsorted sin stack typing.NDArray uint16 uint32 uint64 uint8 void
