@@ -150,7 +150,7 @@ def engines(arguments: argparse.Namespace, model: str) -> list[Entry]:
 def report(found: bars.Values, asked: Sequence[Column], model: str, machine: floor.Floor | None) -> None:
     table(found, asked)
     if machine:
-        for label, size in (("floor, float32", 4), ("floor, weights in bfloat16", 2), ("floor, int8", 1)):
+        for label, size in (("floor, four bytes", 4), ("floor, two bytes", 2), ("floor, 8-bit", 1)):
             print(floor_row(label, asked, machine, Work.of(model, size)))
     print()
     print("\n".join(bars.judge(found, [column.name for column in asked])))

@@ -1,11 +1,11 @@
 """All linear layers of a model and its head, without the rest: `python benchmarks/linear.py [--model DIR]`.
 
-One thread, random weights of the model's sizes, steps of 1 to 512 rows; float32 also with weights kept in the narrower
-type of a checkpoint. The columns take turns, and what counts is the
-least processor time of a step in all rounds: others on the machine can only add to it. Rounding activations to int8 is
-counted. Columns of another instruction set than the best are asked for by `--sets`. Beside them what torch has for
-linear layers: its own, oneDNN's on weights laid out once, and its 8-bit weights with float32 activations. ONNX Runtime,
-a peer in an environment of its own, is measured after the others of a row, by the same count.
+One thread, random weights of the model's sizes, steps of 1 to 512 rows; float32 also with weights kept in the
+narrower types that could hold a checkpoint's. The columns take turns, and what counts is the least processor time of
+a step in all rounds: others on the machine can only add to it. Rounding activations to int8 is counted. Columns of
+another instruction set than the best are asked for by `--sets`. Beside them what torch has for linear layers: its
+own, oneDNN's on weights laid out once, FBGEMM's in int8, and its 8-bit weights with float32 activations. ONNX
+Runtime, a peer in an environment of its own, is measured after the others of a row, by the same count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Kernels:
         activations: str = "float32",
         stored: str = "float32",
     ) -> None:
-        self._spec, self._quantize, self._stored = spec, quantize, stored
+        self._spec, self._quantize = spec, quantize
+        self._dtype = cast(FloatType, "float32" if stored == "float24" else stored)
         self._source = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)
         if stored == "float24":
             self._source.view(np.uint32)[:] &= 0xFFFFFF00
@@ -100,9 +101,7 @@ class Kernels:
         ops.recording.slice_start = len(ops.recording.ops)
 
     def _weight(self, outputs: int, inputs: int, parts: int) -> LinearWeight:
-        matrix = Numbers(
-            (outputs, inputs), self._source, cast(FloatType, "float32" if self._stored == "float24" else self._stored)
-        )
+        matrix = Numbers((outputs, inputs), self._source, self._dtype)
         weight = self._packer.linear([matrix] * parts, quantize=self._quantize, gate=parts == GATED)
         self._weights.append(weight)
         return weight

@@ -112,8 +112,7 @@ def load() -> ctypes.CDLL:
         "ns_num_joined": (i64, (pointer,)),
         "ns_num_lingered": (i64, (pointer,)),
         "ns_isa": (ctypes.c_char_p, (pointer,)),
-        "ns_widens_at_once": (ctypes.c_int, (pointer,)),
-        "ns_keeps_24_bits": (ctypes.c_int, (pointer,)),
+        "ns_keeps": (ctypes.c_int, (pointer, i64)),
         "ns_panel_isa": (ctypes.c_char_p, (pointer,)),
         "ns_panel_width": (i64, (pointer,)),
         "ns_layout": (i64, (i64,)),
@@ -192,15 +191,10 @@ class Session:
         """Output channels in a panel of packed weights."""
         return int(self.library.ns_panel_width(self._handle))
 
-    @property
-    def widens_at_once(self) -> bool:
-        """Products of weights in two bytes are about as fast as of float32, or faster."""
-        return bool(self.library.ns_widens_at_once(self._handle))
-
-    @property
-    def keeps_24_bits(self) -> bool:
-        """So are products of float32 weights whose last byte is zero and not kept: "float24"."""
-        return bool(self.library.ns_keeps_24_bits(self._handle))
+    def keeps(self, kind: str) -> bool:
+        """Whether products of float32 weights in this narrower type are about as fast as in four bytes, or faster.
+        "float24" is without a last byte, which is zero."""
+        return bool(self.library.ns_keeps(self._handle, TYPES.index(kind)))
 
     @property
     def num_joined(self) -> int:

@@ -100,12 +100,12 @@ class NativePacker:
         """Of float32 weights the narrowest type that holds them all, where the processor widens it at once: the same
         numbers, for less memory and less that a step reads. Most checkpoints are in bfloat16, or were; what was
         unpacked from 4-bit weights has 24 bits. Elsewhere widening took twice as long as reading."""
-        if self._dtype != "float32" or not self._session.widens_at_once:
+        if self._dtype != "float32" or not self._session.keeps("bfloat16"):
             return self._dtype
         stored = {part.dtype for part in parts}
         kind = stored.pop() if len(stored) == 1 else "float32"
         held = _narrowest(parts) if kind == "float32" else kind
-        return "float32" if held == "float24" and not self._session.keeps_24_bits else held
+        return held if held == "float32" or self._session.keeps(held) else "float32"
 
     def _panels(self, parts: Sequence[Matrix], kind: str, channels: int, gate: bool) -> Panels:
         where, memory = self._take(panel_items(kind, channels, parts[0].shape[1]) * ITEM_BYTES[kind])

@@ -203,7 +203,7 @@ def test_what_is_narrow_in_part_stays_so_in_part(
     assert any(note.startswith("some weights stay in bfloat16") for note in CpuDevice().load(narrow, how).notes)
 
 
-keeps_24_bits = pytest.mark.skipif(not Session(1).keeps_24_bits, reason="this processor keeps all bytes")
+keeps_24_bits = pytest.mark.skipif(not Session(1).keeps("float24"), reason="this processor keeps all bytes")
 
 
 @keeps_24_bits
@@ -354,11 +354,11 @@ def test_the_layout_has_not_changed_under_its_number(checkpoint: str, tmp_path: 
     for dtype, quantization, head, activations in FORMS:
         name = f"{dtype} {quantization}{' activations' * (activations == 'int8')}"
         note(name, checkpoint, options(dtype, quantization, head, activations))
-    for kind in (torch.bfloat16, torch.float16) if session.widens_at_once else ():
+    for kind in (torch.bfloat16, torch.float16) if session.keeps("bfloat16") else ():
         (tmp_path / str(kind)).mkdir()
         narrow, _ = stored_as(kind, checkpoint, tmp_path / str(kind))
         note(f"float32 of {kind}", narrow, options())
-    if session.keeps_24_bits:
+    if session.keeps("float24"):
         note("float32 of 24 bits", without_last_byte(checkpoint, tmp_path / "short"), options())
     assert packed.LAYOUT == 2
     assert found == {name: GOLDEN[isa][name] for name in found}

@@ -184,8 +184,7 @@ typedef void (*op_run)(const struct step *, const struct op *, int64_t item, str
 struct kernels {
     const char *name;
     int64_t panel_width, max_rows;
-    int widens_at_once;           /* weights in two bytes cost a product no time to speak of */
-    int keeps_24_bits;            /* nor do float32 weights without their last byte, where that is zero */
+    int64_t keeps;                /* 1 << type of each that products widen in no time to speak of */
     op_count count[OP_KINDS];
     op_run run[OP_KINDS];
     void (*pack)(const struct pack_job *, int64_t first, int64_t rows);

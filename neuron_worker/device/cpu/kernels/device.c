@@ -220,8 +220,7 @@ void ns_close(struct session *session)
 }
 
 const char *ns_isa(const struct session *session) { return session->isa; }
-int ns_widens_at_once(const struct session *session) { return session->kernels.widens_at_once; }
-int ns_keeps_24_bits(const struct session *session) { return session->kernels.keeps_24_bits; }
+int ns_keeps(const struct session *session, int64_t type) { return session->kernels.keeps >> type & 1; }
 const char *ns_panel_isa(const struct session *session) { return session->kernels.name; }
 int64_t ns_panel_width(const struct session *session) { return session->kernels.panel_width; }
 void *ns_workspace(const struct session *session) { return session->workspace.start; }

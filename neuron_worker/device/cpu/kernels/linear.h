@@ -20,7 +20,7 @@ enum { TILES_WORTH_WIDENING = 10, FEW_ROWS = 2, FEW_ROWS_OF_INTEL = FEW_ROWS };
 #else
 enum { TILES_WORTH_WIDENING = 2, FEW_ROWS = 2, FEW_ROWS_OF_INTEL = FEW_ROWS };
 #endif
-enum { NEAR_BYTES = 1536, FAR_BYTES = 8192, FEW_ROWS_OF_24_BITS = 4096 };
+enum { NEAR_BYTES = 1536, NEAR_BYTES_OF_24_BITS = 4096, FAR_BYTES = 8192 };
 
 /* One input: `rows` values times one vector of the panel after the other. `x` goes on to the next input. */
 INLINE void add_products(vf sums[MAX_ROWS][NV], struct column *x, const char *at, const int rows, const int type)
@@ -87,9 +87,9 @@ INLINE void tile_of(const float *x, int64_t x_stride, const void *panel, struct 
 DEFINE_TILES(tiles_float16, TYPE_FLOAT16, FEW_ROWS, 1)
 DEFINE_TILES(tiles_bfloat16, TYPE_BFLOAT16, FEW_ROWS, 1)
 DEFINE_TILES(tiles_int8, TYPE_INT8, FEW_ROWS, 1)
-DEFINE_TILES(tiles_float24, TYPE_FLOAT24, FEW_ROWS, 2)
 DEFINE_TILES(tiles_float32, TYPE_FLOAT32, FEW_ROWS, 1)
 #if defined(__AVX512F__)
+DEFINE_TILES(tiles_float24, TYPE_FLOAT24, FEW_ROWS, 2)
 DEFINE_TILES(tiles_float32_by_two_lines, TYPE_FLOAT32, FEW_ROWS, 2)
 DEFINE_TILES(tiles_float32_of_intel, TYPE_FLOAT32, FEW_ROWS_OF_INTEL, 1)
 DEFINE_TILES(tiles_float32_of_intel_by_two_lines, TYPE_FLOAT32, FEW_ROWS_OF_INTEL, 2)
@@ -112,9 +112,10 @@ static tiles_function tiles_of(int64_t type, int of_intel, int lines)
     case TYPE_FLOAT16: return tiles_float16;
     case TYPE_BFLOAT16: return tiles_bfloat16;
     case TYPE_INT8: return tiles_int8;
-    case TYPE_FLOAT24: return tiles_float24;
     }
 #if defined(__AVX512F__)
+    if (type == TYPE_FLOAT24)
+        return tiles_float24;
     if (of_intel)
         return lines > 1 ? tiles_float32_of_intel_by_two_lines : tiles_float32_of_intel;
     return lines > 1 ? tiles_float32_by_two_lines : tiles_float32;
@@ -126,15 +127,11 @@ static tiles_function tiles_of(int64_t type, int of_intel, int lines)
 
 INLINE void widen_panel_as(float *to, const void *panel, int64_t values, const int type)
 {
-    for (int64_t i = 0; i < values; i += VW)
-        store(to + i, widen(panel, i, type));
-}
-
-static void join_panel(float *to, const char *panel, int64_t values)
-{
-    for (int64_t i = 0; i < values; i += PANEL, panel += PANEL * type_size(TYPE_FLOAT24))
+    const char *at = panel;
+    for (int64_t i = 0; i < values; i += PANEL, at += PANEL * type_size(type))
+#pragma GCC unroll 4
         for (int v = 0; v < NV; v++)
-            store(to + i + v * VW, widen(panel, v * VW, TYPE_FLOAT24));
+            store(to + i + v * VW, widen(at, v * VW, type));
 }
 
 static void widen_panel(float *to, const void *panel, int64_t values, int64_t type)
@@ -142,7 +139,7 @@ static void widen_panel(float *to, const void *panel, int64_t values, int64_t ty
     switch (type) {
     case TYPE_FLOAT16: widen_panel_as(to, panel, values, TYPE_FLOAT16); break;
     case TYPE_BFLOAT16: widen_panel_as(to, panel, values, TYPE_BFLOAT16); break;
-    case TYPE_FLOAT24: join_panel(to, panel, values); break;
+    case TYPE_FLOAT24: widen_panel_as(to, panel, values, TYPE_FLOAT24); break;
     default: widen_panel_as(to, panel, values, TYPE_INT8);
     }
 }
@@ -173,8 +170,8 @@ static void run_linear(const struct step *s, const struct op *op, int64_t item, 
     const int of_intel = type == TYPE_FLOAT32 && is_intel(), few_rows = of_intel ? FEW_ROWS_OF_INTEL : FEW_ROWS;
     for (int64_t i = 0; i < num_tiles; i++) {
         int64_t first = piece.first + i * rows / num_tiles, last = piece.first + (i + 1) * rows / num_tiles;
-        const int64_t few = type == TYPE_FLOAT24 ? FEW_ROWS_OF_24_BITS : NEAR_BYTES;
-        const struct ahead own = {weights + (last - first > few_rows ? FAR_BYTES : few),
+        const int64_t near = type == TYPE_FLOAT24 ? NEAR_BYTES_OF_24_BITS : NEAR_BYTES;
+        const struct ahead own = {weights + (last - first > few_rows ? FAR_BYTES : near),
                                   PANEL * (int64_t)type_size(type)};
         const struct ahead ahead = ahead_of(op, thread, i, num_tiles, step_bytes, rows / num_tiles > few_rows, own);
         const tiles_function run = tiles_of(type, of_intel, lines_of(ahead));

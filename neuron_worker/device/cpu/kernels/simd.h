@@ -28,15 +28,14 @@ enum { VW = 4, NV = 4, MAX_ROWS = 6 };
 #else
 enum { VW = 4, NV = 4, MAX_ROWS = 3 };
 #endif
-#if defined(__AVX2__) || defined(__aarch64__)
-enum { WIDENS_AT_ONCE = 1 };      /* an instruction or two widen a vector of any type in two bytes */
-#else
-enum { WIDENS_AT_ONCE = 0 };
-#endif
+/* What products widen in no time to speak of: an instruction or two for a vector in two bytes; five for three bytes, which
+ * tiles of few rows have to spare where vectors are long. */
 #if defined(__AVX512F__)
-enum { KEEPS_24_BITS = 1 };       /* five instructions join a vector; tiles of few rows have them to spare */
+enum { KEEPS = 1 << TYPE_FLOAT16 | 1 << TYPE_BFLOAT16 | 1 << TYPE_FLOAT24 };
+#elif defined(__AVX2__) || defined(__aarch64__)
+enum { KEEPS = 1 << TYPE_FLOAT16 | 1 << TYPE_BFLOAT16 };
 #else
-enum { KEEPS_24_BITS = 0 };
+enum { KEEPS = 0 };
 #endif
 /* A tile of a product is MAX_ROWS x PANEL values, all in registers. LANES / VW vectors make a fixed-order sum. */
 enum { PANEL = VW * NV, LANES = 16, LV = LANES / VW };
@@ -172,20 +171,15 @@ INLINE vf widen(const void *base, size_t at, int type)
 {
     if (type == TYPE_FLOAT32)
         return load((const float *)base + at);
+#if defined(__AVX512F__)
     if (type == TYPE_FLOAT24) {
         const uint16_t *high = (const uint16_t *)base + at;
         const uint8_t *third = (const uint8_t *)base + 2 * PANEL + at;
-#if defined(__AVX512F__)
         __m512i first = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)high)), 16);
         __m512i rest = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)third)), 8);
         return (vf)_mm512_or_si512(first, rest);
-#else
-        vu bits;
-        for (int i = 0; i < VW; i++)
-            bits[i] = (uint32_t)high[i] << 16 | (uint32_t)third[i] << 8;
-        return (vf)bits;
-#endif
     }
+#endif
     if (type == TYPE_BFLOAT16) {
         const uint16_t *p = (const uint16_t *)base + at;
 #if defined(__AVX512F__)
