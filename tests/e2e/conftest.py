@@ -1,4 +1,7 @@
-"""One real server for the session, and OpenAI's own client."""
+"""One real server for all of these tests, and OpenAI's own client.
+
+Of the package, not the session: their gigabytes are given back before the other tests run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = free_port()
     command = [VLLM, "serve", str(smollm2), "--port", str(port), *FLAGS]
@@ -36,7 +39,7 @@ def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tgi_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """As people who come from TGI start it."""
     port = free_port()
@@ -60,6 +63,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.sections.append(("server log", server.output[-6000:]))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
