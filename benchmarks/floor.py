@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 NATIVE, AVX2 = ("-march=native",), ("-mavx2", "-mfma")
@@ -48,6 +48,13 @@ def measure(options: Sequence[str] = NATIVE) -> Floor | None:
         cores = len(os.sched_getaffinity(0))
         text = subprocess.run([program, str(cores)], check=True, stdout=subprocess.PIPE, text=True).stdout
     return Floor(*map(float, text.split()))
+
+
+def slower(before: Floor | None, after: Floor | None) -> Floor | None:
+    """Of each figure what the machine did in the slower of two measurements: it changes its speed by the minute."""
+    if before is None or after is None:
+        return None
+    return Floor(*map(min, astuple(before), astuple(after)))
 
 
 if __name__ == "__main__":

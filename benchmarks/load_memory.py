@@ -84,6 +84,14 @@ def judge(what: str, ratio: float, rounds: int) -> str:
     return f"{verdict(ratio <= BAR, is_whole=rounds >= LOADS)} bar 6, {what} / float32 {ratio:.2f} (bar {BAR})"
 
 
+def num_weights(model: str) -> int:
+    """Of the products, which the device packs; rows to look up stay in the file."""
+    from neuronserve.neuron_worker.device.graph.spec import read_spec
+
+    spec = read_spec(model)
+    return spec.num_linear_parameters + spec.num_head_parameters
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
@@ -106,6 +114,8 @@ def main() -> None:
         for name in ("after", "peak"):
             mine, theirs = (statistics.median(one[name] for one in found[which]) for which in (label, "float32"))
             print(judge(f"{name}: {label}", mine / theirs, arguments.rounds))
+            wide = num_weights(model) * 4 / 2**20
+            print(f"     beside {wide:.0f} MiB, which is float32 in four bytes a weight: {mine / wide:.2f}")
 
 
 if __name__ == "__main__":

@@ -219,15 +219,16 @@ def main() -> None:
         parser.error("--streams and --contexts take at least one number")
     model = arguments.model or demo_model()
     print(conditions())
-    machine = floor.measure()
+    before = floor.measure()
     points = [Point(streams, context) for streams in arguments.streams for context in arguments.contexts]
-    panels = []
+    benches: dict[str, tuple[Work, dict[Point, float]]] = {}
     for quantization in arguments.quantization:
         bench = Bench(model, None if quantization == "none" else quantization, points)
         found = measure(bench, arguments.rounds)
         bench.device.close()
-        label = "float32" if quantization == "none" else quantization
-        panels.append(report(label, bench.work, found, arguments.rounds, machine))
+        benches["float32" if quantization == "none" else quantization] = bench.work, found
+    machine = floor.slower(before, floor.measure())
+    panels = [report(label, *bench, arguments.rounds, machine) for label, bench in benches.items()]
     arguments.plot.parent.mkdir(parents=True, exist_ok=True)
     arguments.plot.write_text(plot.svg(panels))
     print(f"\nplot: {os.fspath(arguments.plot)}")

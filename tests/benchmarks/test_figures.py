@@ -30,7 +30,7 @@ from bars import BARS, Bar, judge, merged
 from bench import Column, Process, cell, grouped, table
 from bench_peers import floor_row, questions, spread, step_of, texts
 from data_files import find
-from floor import Floor
+from floor import Floor, slower
 from host_share import ENGINE, device_threads, spent
 from peers import PEERS, Unavailable, lacks, reason, running, serving
 from replay import OURS, Answer, best, figures, offered_rate, read_trace, requests_of, stretch_for, threads_said
@@ -239,6 +239,12 @@ def test_the_floor_is_the_slower_of_bytes_and_operations() -> None:
     assert WORK.least_seconds(Step.of_decoding(1, 0), machine) == 20.0
     assert WORK.least_seconds(Step.of_prompt(40), machine) == pytest.approx(32.2)
     assert step_of(Column("sampled 8", {"streams": 8})) is None
+
+
+def test_the_floor_of_a_run_is_the_slower_of_both_its_ends() -> None:
+    before, after = Floor(76e9, 478e9, 3e12), Floor(47e9, 480e9, 2e12)
+    assert slower(before, after) == slower(after, before) == Floor(47e9, 478e9, 2e12)
+    assert slower(before, None) is None
 
 
 def test_attention_is_reckoned_in_float32_and_its_cache_is_read() -> None:

@@ -197,6 +197,11 @@ class Session:
         return bool(self.library.ns_keeps(self._handle, TYPES.index(kind)))
 
     @property
+    def kept(self) -> list[str]:
+        """All such types."""
+        return [kind for kind in TYPES if self.keeps(kind)]
+
+    @property
     def num_joined(self) -> int:
         """How often a thread besides the caller's took part in a step."""
         return int(self.library.ns_num_joined(self._handle))

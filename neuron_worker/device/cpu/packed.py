@@ -70,6 +70,7 @@ def key_of(options: DeviceOptions, session: Session) -> dict[str, Any]:
         "quantization": options.quantization,
         "quantize_head": options.quantization is not None and options.quantize_head,
         **({"activations": "int8"} if _rounds_activations(options) else {}),
+        **({"narrow": " ".join(session.kept)} if options.dtype == "float32" else {}),
     }
 
 

@@ -100,7 +100,7 @@ class NativePacker:
         """Of float32 weights the narrowest type that holds them all, where the processor widens it at once: the same
         numbers, for less memory and less that a step reads. Most checkpoints are in bfloat16, or were; what was
         unpacked from 4-bit weights has 24 bits. Elsewhere widening took twice as long as reading."""
-        if self._dtype != "float32" or not self._session.keeps("bfloat16"):
+        if self._dtype != "float32" or not self._session.kept:
             return self._dtype
         stored = {part.dtype for part in parts}
         kind = stored.pop() if len(stored) == 1 else "float32"

@@ -47,6 +47,17 @@ def instruction_sets() -> list[str]:
     return list(dict.fromkeys(int8_sets().values()))
 
 
+def keeps(kind: str, isa: str = "") -> bool:
+    """`Session.keeps`; False where nothing can be compiled."""
+    try:
+        session = Session(1, isa)
+    except NativeMissing:
+        return False
+    kept = session.keeps(kind)
+    session.close()
+    return kept
+
+
 every_set = pytest.mark.parametrize("isa", instruction_sets())
 every_int8_set = pytest.mark.parametrize("isa", int8_sets())
 

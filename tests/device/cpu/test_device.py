@@ -59,7 +59,8 @@ def test_threads_stay_awake_behind_a_step_for_another_process_alone(
             driver.step([decode(stream, 1)])
         if session.num_joined > 1:  # what it did behind the one before is known
             break
-    assert session.num_joined > 1
+    if across_processes:
+        assert session.num_joined > 1
     assert (session.num_lingered > 0) == across_processes
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from neuronserve.neuron_worker.device.cpu import packer
 from neuronserve.neuron_worker.device.graph.quantize import quantize_rows
 
-from .harness import Array, Bench, every_set, instruction_sets, int8_sets
+from .harness import Array, Bench, every_set, instruction_sets, int8_sets, keeps
 
 SIZES = [(576, 96), (37, 45), (1, 1), (130, 33), (64, 257)]
 ROW_COUNTS = [1, 2, 3, 7, 12, 13, 31, 130]
@@ -90,6 +91,31 @@ def test_narrow_weights_are_rounded_once_and_computed_in_float32(isa: str, dtype
         x = numbers(count, 64)
         result = linear(bench(isa, dtype=dtype), x, w)
         assert np.array_equal(bits(result), bits(linear(bench(isa), x, narrow)))
+
+
+@every_set
+@pytest.mark.parametrize("num_zero_bits", [8, 16])
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("gate", [False, True])
+def test_float32_kept_in_fewer_bytes_is_the_same_bits(
+    isa: str, num_zero_bits: int, columns: int, rows: int, gate: bool, bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = (bits(numbers(2, rows, columns, seed=1)) >> num_zero_bits << num_zero_bits).view(np.float32)
+    parts, activation = ([Array(w[0]), Array(w[1])], "silu_gate") if gate else ([Array(w[0])], None)
+
+    def of(x: np.ndarray) -> tuple[set[str], np.ndarray]:
+        one = bench(isa, 2)
+        weight = one.packer.linear(parts, gate=gate)
+        return one.packer.types, bits(one.rows(lambda ops, v: ops.linear(v, weight, activation=activation), x))
+
+    for count in ROW_COUNTS:
+        x = numbers(count, columns)
+        kinds, found = of(x)
+        kind = "bfloat16" if num_zero_bits == 16 else "float24" if columns % 2 == 0 else "float32"
+        assert kinds == {kind if keeps(kind, isa) else "float32"}
+        with monkeypatch.context() as changed:
+            changed.setattr(packer, "_narrowest", lambda parts: "float32")
+            assert np.array_equal(found, of(x)[1]), count
 
 
 @every_set

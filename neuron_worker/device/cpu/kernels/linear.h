@@ -93,6 +93,8 @@ DEFINE_TILES(tiles_float24, TYPE_FLOAT24, FEW_ROWS, 2)
 DEFINE_TILES(tiles_float32_by_two_lines, TYPE_FLOAT32, FEW_ROWS, 2)
 DEFINE_TILES(tiles_float32_of_intel, TYPE_FLOAT32, FEW_ROWS_OF_INTEL, 1)
 DEFINE_TILES(tiles_float32_of_intel_by_two_lines, TYPE_FLOAT32, FEW_ROWS_OF_INTEL, 2)
+#else
+_Static_assert(!(KEEPS & 1 << TYPE_FLOAT24), "weights of 24 bits have no tiles here");
 #endif
 
 typedef void (*tiles_function)(const float *, int64_t, const void *, struct ahead, int64_t, int64_t, float *);
@@ -139,7 +141,9 @@ static void widen_panel(float *to, const void *panel, int64_t values, int64_t ty
     switch (type) {
     case TYPE_FLOAT16: widen_panel_as(to, panel, values, TYPE_FLOAT16); break;
     case TYPE_BFLOAT16: widen_panel_as(to, panel, values, TYPE_BFLOAT16); break;
+#if defined(__AVX512F__)
     case TYPE_FLOAT24: widen_panel_as(to, panel, values, TYPE_FLOAT24); break;
+#endif
     default: widen_panel_as(to, panel, values, TYPE_INT8);
     }
 }
