@@ -113,7 +113,8 @@ bench-http: install
 	@test -d "$(DATA)" || { echo 'bench-http: DATA=directory with the Azure traces'; exit 2; }
 	@$(QUIET) $(BIN)/python benchmarks/host_share.py
 	@$(QUIET) $(BIN)/python benchmarks/prefix.py
-	@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" $(ARGS)
+	@$(QUIET) $(BIN)/python benchmarks/replay.py --data "$(DATA)" \
+	  $(if $(wildcard $(DATA)/corpora/plain_wiki.txt),--text "$(DATA)/corpora/plain_wiki.txt") $(ARGS)
 
 bench-padding: install
 	@$(BIN)/python benchmarks/padding.py $(if $(DATA),--data "$(DATA)") $(ARGS)
